@@ -122,31 +122,18 @@ class Graphs(Part):
 
     def graph_destroy(self, graph: int) -> None:
         pieces = self._find(graph)
-        try:
-            self.destroy(pieces)
-        finally:
-            if not pieces:
-                self.graphs.pop(graph, None)
+        del self.graphs[graph]
+        self.destroy(pieces)
         with suppress(BackendError):  # of another graph: it was told when that one was destroyed
             self.destroy_captured()
 
     def destroy(self, pieces: list[Piece]) -> None:
-        """Destroy what pieces refer to, from the last on; what was destroyed leaves the list."""
-        while pieces:
-            call, what = pieces[-1]
-            gone: list[Any] = []
-            try:
-                if call == "GraphLaunch":
-                    self._recorded.GraphExecDestroy(gone, what)
-                else:
-                    gone = [what]
-            except BackendError:  # the next graph that is made or destroyed tries again
-                self.undestroyed += [what]
-                gone = [what]
-                raise
-            finally:  # nothing is called here, so no interrupt comes
-                if gone:
-                    del pieces[-1]
+        """Destroy what pieces refer to; what is left, the next graph that is made or destroyed tries again."""
+        left = [what for call, what in pieces if call == "GraphLaunch"]
+        try:
+            self._destroy_all(self._recorded.GraphExecDestroy, left)
+        finally:
+            self.undestroyed += left
 
     def destroy_captured(self) -> None:
         """Destroy what was captured; what an interrupt or the vendor kept from it, the next call does."""
@@ -155,15 +142,16 @@ class Graphs(Part):
 
     def _destroy_all(self, destroy: Callable[..., object], waiting: list[Any]) -> None:
         while waiting:
-            destroyed: list[Any] = []
             try:
-                [graph] = map(list.pop, (waiting,))
+                graph = waiting.pop()
             except IndexError:  # another thread took it
                 return
+            destroyed: list[Any] = []
             try:
                 destroy(destroyed, graph)
             except BaseException:
-                waiting += [] if destroyed else [graph]
+                if not destroyed:
+                    waiting.append(graph)
                 raise
 
     def _find(self, graph: int) -> list[Piece]:
@@ -209,7 +197,7 @@ class _Capture:
             if filled:
                 self._recorded.GraphInstantiateWithFlags(made, captured[0], 0)
         finally:
-            if made:  # nothing is called here, so no interrupt comes
+            if made:
                 self.pieces += [("GraphLaunch", made[0])]
             self.owner.captured += captured
         self.owner.destroy_captured()

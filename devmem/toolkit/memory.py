@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 from ..spi.errors import BackendError, DevmemError, LayoutError
 from .deferred_errors import FirstError
 from .driver_parts import DriverState, Part
-from .vendor_functions import INVALID_VALUE, NOT_FOUND, VendorFunctions
+from .vendor_functions import INVALID_VALUE, NOT_FOUND
 
 KEEP_EVERYTHING = (1 << 64) - 1
 #: Attributes of a pool, as CUDA and HIP number them.
@@ -22,7 +21,7 @@ LAZY_PEER_ACCESS = 1
 
 
 class Holdings(Part):
-    """Memory that a device has allocated or locked and not released. The tables are right whatever interrupts a call.
+    """Memory that a device has allocated or locked and not released: what is left in the tables, closing the driver gives back.
 
     An address is kept as the very int that the caller has. One that was given back, and given out again, is another object.
     """
@@ -44,18 +43,17 @@ class Holdings(Part):
     def _take(
         self, table: dict[int, int], give_back: Callable[[int], object], make: Callable[..., object], *arguments: Any
     ) -> int:
-        """Allocate or lock, enter the address, and return it; an interrupt before the return releases the memory."""
+        """Allocate or lock, enter the address, and return it; an interrupt before it is entered releases the memory."""
         made: list[Any] = []
         try:
             make(made, *arguments)
-            [ptr] = map(int, made)
+            ptr = int(made[0])
             table[ptr] = ptr
-            return ptr
         except BaseException:
-            for each in map(int, made):
-                table.pop(each, None)
-                give_back(each)
+            for each in made:
+                give_back(int(each))
             raise
+        return ptr
 
     def _give(self, table: dict[int, int], ptr: int, end: Callable[..., object], *arguments: Any) -> None:
         """Release an address; an interrupt before the driver has done it leaves the address in the table."""
@@ -69,25 +67,6 @@ class Holdings(Part):
             if not ended:
                 table[ptr] = ptr
             raise
-
-
-def end_all(recorded: VendorFunctions, left: dict[str, tuple[Any, ...]]) -> None:
-    """Call the functions that end something, with their arguments, and take out of ``left`` what has ended.
-
-    What fails is not tried again: it may have ended. The first error is raised when all have been called. An interrupt leaves
-    the rest, for a second call.
-    """
-    with FirstError() as first:
-        for end, arguments in list(left.items()):
-            ended: list[Any] = []
-            try:
-                getattr(recorded, end)(ended, *arguments)
-            except Exception as error:
-                ended.append(end)
-                first.put(error)
-            finally:
-                if ended:
-                    del left[end]
 
 
 class MemoryPool(Part):
@@ -118,11 +97,7 @@ class MemoryPool(Part):
 
     def create(self, properties: Any, name: str = "handle") -> None:
         """Make a pool; ``properties`` as the vendor's function takes them."""
-        made: list[Any] = []
-        try:
-            self._recorded.MemPoolCreate(made, properties)
-        finally:
-            setattr(self, name, next(map(self._pool, map(int, made)), None))
+        setattr(self, name, self._pool(int(self._functions.MemPoolCreate(properties))))
         self.pool_threshold(self._kept)
 
     def destroy(self) -> None:
@@ -184,19 +159,11 @@ class PoolSharing(Part):
         super().__init__(state)
         self._pool, self._kind, self._grant, self._free = pool, kind, grant, free
         self._to_bytes, self._from_bytes = to_bytes, from_bytes
-        #: By the address of an opened block: what ends it, and then the pool that it was imported from.
-        self.imported: dict[int, dict[str, tuple[Any, ...]]] = {}
+        #: By the address of an opened block, the pool that it was imported from.
+        self.imported: dict[int, Any] = {}
 
     def pool_descriptor(self) -> int:
-        made: list[Any] = []
-        try:
-            self._recorded.MemPoolExportToShareableHandle(made, self._pool.handle, self._kind, 0)
-            [descriptor] = map(int, made)
-            return descriptor
-        except BaseException:
-            for each in map(int, made):
-                os.close(each)
-            raise
+        return int(self._functions.MemPoolExportToShareableHandle(self._pool.handle, self._kind, 0))
 
     def pool_export(self, ptr: int) -> bytes:
         return self._to_bytes(self._functions.MemPoolExportPointer(ptr))
@@ -206,30 +173,23 @@ class PoolSharing(Part):
             raise LayoutError(
                 f"the data of a shared block have {IPC_HANDLE_BYTES} bytes, not {len(data)}: give them as exported"
             )
-        pools: list[Any] = []
-        made: list[Any] = []
+        pool = self._functions.MemPoolImportFromShareableHandle(descriptor, self._kind, 0)
         try:
-            self._recorded.MemPoolImportFromShareableHandle(pools, descriptor, self._kind, 0)
-            [pool] = pools
             self._grant(pool)
-            self._recorded.MemPoolImportPointer(made, pool, self._from_bytes(data))
-            [ptr] = map(int, made)
-            self.imported[ptr] = {self._free: (ptr,), "MemPoolDestroy": (pool,)}
-            return ptr
+            ptr = int(self._functions.MemPoolImportPointer(pool, self._from_bytes(data)))
         except BaseException:
-            for each in map(int, made):
-                self.imported.pop(each, None)
-                getattr(self._functions, self._free)(each)
-            for each in pools:
-                self._functions.MemPoolDestroy(each)
+            self._functions.MemPoolDestroy(pool)
             raise
+        self.imported[ptr] = pool
+        return ptr
 
     def pool_close(self, ptr: int) -> None:
-        try:
-            end_all(self._recorded, self.imported.get(ptr, {}))
-        finally:
-            if not self.imported.get(ptr):
-                self.imported.pop(ptr, None)
+        pool = self.imported.pop(ptr, None)
+        if pool is None:
+            return
+        with FirstError() as first:
+            first.attempt(getattr(self._functions, self._free), ptr)
+            first.attempt(self._functions.MemPoolDestroy, pool)
 
 
 class ForeignMemory(Part):
@@ -264,26 +224,10 @@ class ForeignMemory(Part):
     def ipc_open(self, handle: bytes) -> int:
         if len(handle) != IPC_HANDLE_BYTES:
             raise LayoutError(f"an IPC handle has {IPC_HANDLE_BYTES} bytes, not {len(handle)}: give it as exported")
-        made: list[Any] = []
-        try:
-            self._recorded.IpcOpenMemHandle(made, self._from_bytes(handle), LAZY_PEER_ACCESS)
-            [ptr] = map(int, made)
-            return ptr
-        except BaseException:
-            for each in map(int, made):
-                self.ipc_close(each)
-            raise
+        return int(self._functions.IpcOpenMemHandle(self._from_bytes(handle), LAZY_PEER_ACCESS))
 
     def ipc_close(self, ptr: int) -> None:
-        ended: list[Any] = []
-        try:
-            self._recorded.IpcCloseMemHandle(ended, ptr)
-        except BaseException as error:
-            if not ended and not isinstance(
-                error, Exception
-            ):  # interrupted before it: no table tells that it is still open
-                self._functions.IpcCloseMemHandle(ptr)
-            raise
+        self._functions.IpcCloseMemHandle(ptr)
 
     def pointer_range(self, ptr: int) -> tuple[int, int] | None:
         try:

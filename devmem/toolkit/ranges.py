@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from functools import partial
 from typing import Generic, Protocol, TypeVar
-
-from .one_step import Change
 
 
 class AddressRange(Protocol):
@@ -48,9 +45,12 @@ class RangeTable(Generic[R]):
             table = self.table
             if self.overlapping(added.start, added.stop):
                 return False
-            changed = _with(table, added)
+            starts, ranges = list(table[0]), list(table[1])
+            at = bisect_left(starts, added.start)
+            starts.insert(at, added.start)
+            ranges.insert(at, added)
             if self.table is table:
-                self.table = changed
+                self.table = starts, ranges
                 return True
 
     def remove(self, start: int) -> None:
@@ -64,18 +64,11 @@ class RangeTable(Generic[R]):
     def _keep(self, stays: Callable[[R], bool]) -> None:
         while True:
             table = self.table
-            changed = _filtered(table, stays)
+            kept = [each for each in table[1] if stays(each)]
+            changed = [each.start for each in kept], kept
             if self.table is table:
                 self.table = changed
                 return
-
-    def adding(self, added: R) -> Change:
-        """The change that takes a range in, to be made in one step with others if ``table`` is the same still."""
-        return partial(setattr, self, "table", _with(self.table, added))
-
-    def discarding(self, gone: R) -> Change:
-        """The change that forgets this very range, likewise."""
-        return partial(setattr, self, "table", _filtered(self.table, lambda each: each is not gone))
 
     def containing(self, low: int, high: int) -> R | None:
         """Return the range that holds all addresses from ``low`` up to ``high``."""
@@ -90,16 +83,3 @@ class RangeTable(Generic[R]):
         if first and ranges[first - 1].stop > low:
             first -= 1
         return ranges[first : bisect_left(starts, high)]
-
-
-def _with(table: tuple[list[int], list[R]], added: R) -> tuple[list[int], list[R]]:
-    starts, ranges = list(table[0]), list(table[1])
-    at = bisect_left(starts, added.start)
-    starts.insert(at, added.start)
-    ranges.insert(at, added)
-    return starts, ranges
-
-
-def _filtered(table: tuple[list[int], list[R]], stays: Callable[[R], bool]) -> tuple[list[int], list[R]]:
-    kept = [each for each in table[1] if stays(each)]
-    return [each.start for each in kept], kept

@@ -31,8 +31,7 @@ class Streams(Part):
     def stream_create(self, priority: int, non_blocking: bool) -> int:
         self._streams.unordered |= non_blocking  # first, for a copy on another thread
         create, destroy = self._recorded.StreamCreateWithPriority, self._functions.StreamDestroy
-        [made] = map(self._streams.make, (destroy,), (create,), (int(non_blocking),), (priority,))
-        return made
+        return self._streams.make(destroy, create, int(non_blocking), priority)
 
     def stream_destroy(self, stream: int) -> None:
         try:
@@ -74,8 +73,7 @@ class Events(Part):
 
     def event_create(self, timing: bool) -> int:
         create, destroy = getattr(self._recorded, self._create), self._functions.EventDestroy
-        [made] = map(self._events.make, (destroy,), (create,), (self._flags[timing],))
-        return made
+        return self._events.make(destroy, create, self._flags[timing])
 
     def event_destroy(self, event: int) -> None:
         self._events.end(event, self._recorded.EventDestroy)
@@ -119,7 +117,7 @@ class StreamHolds(Part):
         self,
         state: DriverState,
         memory: SupportsMapped,
-        allocate: Callable[[list[Any]], object],
+        allocate: Callable[[], Any],
         free: Callable[[int], object],
         *wait_flags: int,
     ) -> None:
@@ -128,25 +126,21 @@ class StreamHolds(Part):
         self.words: set[int] = set()
 
     def hold(self, stream: int) -> int:
-        made: list[Any] = []
-        waiting: list[Any] = []
+        word = int(self._allocate())
+        self.words.add(word)
+        ctypes.c_uint32.from_address(word).value = 0
         try:
-            self._allocate(made)
-            [word] = map(int, made)
-            ctypes.c_uint32.from_address(word).value = 0
             address = self._memory.device_pointer(word)
-            self._recorded.StreamWaitValue32(waiting, self._streams[stream], address, 1, *self._wait_flags)
-            self.words.add(word)
-            return word
-        except BaseException:
-            for each in map(int, made):
-                if waiting:  # the stream reads the word at any time from now
-                    self.words.add(each)
-                    self.release(each)
-                else:
-                    with suppress(BackendError):  # the error above is the one to be raised
-                        self._free(each)
+            self._functions.StreamWaitValue32(self._streams[stream], address, 1, *self._wait_flags)
+        except BackendError:  # nothing waits for it
+            self.words.discard(word)
+            with suppress(BackendError):  # the error above is the one to be raised
+                self._free(word)
             raise
+        except BaseException:
+            self.release(word)  # the stream may wait for it
+            raise
+        return word
 
     def release(self, hold: int) -> None:
         ctypes.c_uint32.from_address(hold).value = 1

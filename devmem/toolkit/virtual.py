@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ..spi.errors import BackendError, LayoutError
+from .deferred_errors import FirstError
 from .driver_parts import DriverState
-from .memory import IPC_HANDLE_BYTES, POSIX_FILE, Holdings, end_all
+from .memory import IPC_HANDLE_BYTES, POSIX_FILE, Holdings
 from .ranges import RangeTable
 from .vendor_functions import INVALID_VALUE
 
@@ -20,13 +20,12 @@ FABRIC = 8
 
 @dataclass(frozen=True)
 class Mapped:
-    """Physical memory at the addresses from ``start`` to ``stop``; what of it has not ended, with the arguments of that."""
+    """Physical memory at the addresses from ``start`` to ``stop``."""
 
     start: int
     stop: int
     handle: Any
     kind: int
-    left: dict[str, tuple[Any, ...]]
 
 
 class VirtualMemory(Holdings, ABC):
@@ -38,7 +37,7 @@ class VirtualMemory(Holdings, ABC):
     def __init__(self, state: DriverState) -> None:
         super().__init__(state)
         self._virtual = self.table()
-        self._mapped = RangeTable[Mapped]()
+        self.mapped = RangeTable[Mapped]()
 
     @abstractmethod
     def _properties(self, kind: int) -> Any:
@@ -53,16 +52,12 @@ class VirtualMemory(Holdings, ABC):
         """The device that has the memory of a handle."""
 
     @abstractmethod
-    def _export(self, made: list[Any], handle: Any, kind: int) -> None:
-        """Make a handle for other processes, as the recorded functions do."""
+    def _export(self, handle: Any, kind: int) -> int | bytes:
+        """Make a handle for other processes: a file descriptor, or bytes."""
 
     @abstractmethod
-    def _told(self, made: Any, kind: int) -> int | bytes:
-        """What `_export` made, as the file descriptor or the bytes that it is."""
-
-    @abstractmethod
-    def _import(self, made: list[Any], given: int | bytes, kind: int) -> None:
-        """Make a handle of what another process exported, as the recorded functions do."""
+    def _import(self, given: int | bytes, kind: int) -> Any:
+        """Make a handle of what another process exported."""
 
     def virtual_alloc(self, nbytes: int, stream: int, fabric: bool = False) -> int:
         if not nbytes:
@@ -71,83 +66,62 @@ class VirtualMemory(Holdings, ABC):
         properties = self._properties(kind)
         unit = int(self._functions.MemGetAllocationGranularity(properties, self._least))
         size = -(-nbytes // unit) * unit
-        [ptr] = map(self._map, (size,), (kind,), (lambda made: self._recorded.MemCreate(made, size, properties, 0),))
-        return ptr
+        return self._map(size, kind, self._functions.MemCreate(size, properties, 0))
 
     #: The granularity that is needed, as the vendor's function takes it.
     _least: Any = 0
 
-    def _map(self, size: int, kind: int, make: Callable[[list[Any]], object]) -> int:
-        handles: list[Any] = []
-        places: list[Any] = []
-        mapped: list[Any] = []
+    def _map(self, size: int, kind: int, handle: Any) -> int:
+        """Map physical memory, which is released if that fails."""
+        ptr, is_mapped = 0, False
         try:
-            make(handles)
-            if kind == POSIX_FILE and self._place(handles[0]) != self._ordinal:
-                raise LayoutError(f"this memory is of device {self._place(handles[0])}, not of {self._ordinal}")
-            self._recorded.MemAddressReserve(places, size, 0, 0, 0)
-            [ptr] = map(int, places)
-            self._recorded.MemMap(mapped, ptr, size, 0, handles[0], 0)
+            if kind == POSIX_FILE and self._place(handle) != self._ordinal:
+                raise LayoutError(f"this memory is of device {self._place(handle)}, not of {self._ordinal}")
+            ptr = int(self._functions.MemAddressReserve(size, 0, 0, 0))
+            self._functions.MemMap(ptr, size, 0, handle, 0)
+            is_mapped = True
             self._functions.MemSetAccess(ptr, size, self._access(), 1)
-            left = {"MemUnmap": (ptr, size), "MemRelease": (handles[0],)}
-            self._mapped.add(Mapped(ptr, ptr + size, handles[0], kind, left))
+            self.mapped.add(Mapped(ptr, ptr + size, handle, kind))
             self._virtual[ptr] = ptr
-            return ptr
         except BaseException:
-            for each in map(int, places):
-                self._virtual.pop(each, None)
-                self._mapped.remove(each)
-            for ends, made in (("MemUnmap", mapped), ("MemAddressFree", places)):
-                for each in map(int, made):
-                    getattr(self._functions, ends)(each, size)
-            for each in handles:
-                self._functions.MemRelease(each)
+            self.mapped.remove(ptr)
+            with suppress(BackendError):  # the error above is the one to be raised
+                if is_mapped:
+                    self._functions.MemUnmap(ptr, size)
+                if ptr:
+                    self._functions.MemAddressFree(ptr, size)
+                self._functions.MemRelease(handle)
             raise
+        return ptr
 
     def virtual_free(self, ptr: int, nbytes: int, stream: int) -> None:
         if not ptr:
             return
-        block = self._mapped.containing(ptr, ptr + 1)
+        block = self.mapped.containing(ptr, ptr + 1)
         if block is None or block.start != ptr:
             self._errors.refuse(
                 "MemUnmap", INVALID_VALUE, f"{ptr:#x} is no virtual memory of this device, or was freed"
             )
-        try:
-            try:
-                end_all(self._recorded, block.left)
-            finally:
-                if not block.left:
-                    self._mapped.remove(ptr)  # first: another thread may be given the addresses at once
-                    self._give(self._virtual, ptr, self._recorded.MemAddressFree, block.stop - ptr)
-        except BackendError:
-            raise
-        except BaseException:
-            if self.is_out(ptr):
-                self._mapped.add(block)
-            raise
+        self._virtual.pop(ptr, None)  # first: another thread may be given the addresses at once
+        self.mapped.remove(ptr)
+        size = block.stop - ptr
+        with FirstError() as first:
+            first.attempt(self._functions.MemUnmap, ptr, size)
+            first.attempt(self._functions.MemRelease, block.handle)
+            first.attempt(self._functions.MemAddressFree, ptr, size)
 
     def virtual_range(self, ptr: int) -> tuple[int, int] | None:
-        block = self._mapped.containing(ptr, ptr + 1)
+        block = self.mapped.containing(ptr, ptr + 1)
         return None if block is None else (block.start, block.stop - block.start)
 
     def virtual_share(self, ptr: int) -> int | bytes:
-        block = self._mapped.containing(ptr, ptr + 1)
+        block = self.mapped.containing(ptr, ptr + 1)
         if block is None:
             self._errors.refuse("MemExportToShareableHandle", INVALID_VALUE, f"{ptr:#x} is no virtual memory")
-        made: list[Any] = []
-        try:
-            self._export(made, block.handle, block.kind)
-            [told] = map(self._told, made, (block.kind,))
-            return told
-        except BaseException:
-            for each in map(self._told, made, (block.kind,)):
-                if isinstance(each, int):
-                    os.close(each)
-            raise
+        return self._export(block.handle, block.kind)
 
     def virtual_open(self, given: int | bytes, nbytes: int) -> int:
         if isinstance(given, bytes) and len(given) != IPC_HANDLE_BYTES:
             raise LayoutError(f"a fabric handle has {IPC_HANDLE_BYTES} bytes, not {len(given)}: give it as exported")
         kind = FABRIC if isinstance(given, bytes) else POSIX_FILE
-        [ptr] = map(self._map, (nbytes,), (kind,), (lambda made: self._import(made, given, kind),))
-        return ptr
+        return self._map(nbytes, kind, self._import(given, kind))

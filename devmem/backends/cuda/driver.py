@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 from cuda.bindings import driver as cu
 
 from ...spi.errors import BackendError
-from ...spi.types import Capability, DeviceInfo
-from ...toolkit.deferred_errors import fresh_copy
+from ...spi.types import LEGACY_STREAM, Capability, DeviceInfo, MemoryKind
+from ...toolkit.deferred_errors import FirstError, fresh_copy
 from ...toolkit.driver_parts import ComposedDriver, DriverState, Part
 from ...toolkit.graphs import Graphs
 from ...toolkit.handles import DEFAULT_STREAMS, Handles
@@ -119,6 +119,9 @@ class CudaDriver(ComposedDriver):
         self.table, self.table_blocks = table_of(state, context.primary, pool), self.memory.blocks
         pools[ordinal] = pool
         self.graphs = Graphs(state, self)
+        self.sharing = PoolSharing(
+            state, pool, ipc_bytes, pointer_data, FILE_DESCRIPTOR, partial(_grant, functions, ordinal), "MemFree"
+        )
         copies = Copies(state, context.device, streams, self.memory.is_page_locked)
         self.pool_decompressible = partial(_make_decompressible, pool, ordinal)
         self.compose(
@@ -130,20 +133,12 @@ class CudaDriver(ComposedDriver):
             Events(state, "EventCreate", (DISABLE_TIMING, 0)),
             pool,
             self.kernels,
-            PoolSharing(
-                state,
-                pool,
-                ipc_bytes,
-                pointer_data,
-                FILE_DESCRIPTOR,
-                partial(_grant, functions, ordinal),
-                "MemFree",
-            ),
+            self.sharing,
             ForeignMemory(state, ipc_bytes, ipc_handle, partial(_device_of, functions)),
             StreamHolds(
                 state,
                 self.memory,
-                lambda made: functions.recorded.MemHostAlloc(made, WORD_BYTES, DEVICE_MAP),
+                lambda: functions.MemHostAlloc(WORD_BYTES, DEVICE_MAP),
                 lambda word: functions.MemFreeHost(word),
                 WAIT_UNTIL_AT_LEAST,
             ),
@@ -166,30 +161,52 @@ class CudaDriver(ComposedDriver):
         self.state.errors.fail([*FUNCTIONS.values()][call], status)
 
     def close(self) -> None:
-        """Let go of code, of the pool and of the primary context.
+        """Give back each piece that is still out, the pool and the primary context.
 
-        The context is kept while host memory of it is in use: releasing the last reference to it would unmap memory that ndarrays
-        point to. That of a lost device is released: otherwise the device could not be used again.
+        The context may outlive this driver, and so would what is in it. Where host memory could not be given back the context is
+        kept: releasing the last reference to it would unmap that. The context of a lost device is released: otherwise the device
+        could not be used again.
         """
         expected = () if self.state.errors.lost is None else (BackendError,)  # every call fails on a lost device
         try:
             with suppress(*expected):
-                # The context may outlive this driver, and so would they.
-                if self.kernels.functions or self.graphs.graphs or self.graphs.captured:
-                    token = self.enter()
-                    try:
-                        for graph in list(self.graphs.graphs):
-                            self.graphs.graph_destroy(graph)
-                        self.graphs.destroy_captured()
-                        for function in list(self.kernels.functions):
-                            self.kernels.unload(function)
-                    finally:
-                        self.exit(token)
+                self._give_back()
                 self.pool.destroy()
         finally:
             with suppress(*expected):
-                if expected or not self.memory.host_blocks:
+                if expected or not (self.memory.host_blocks or self.memory.managed_blocks):
                     self.context.release()
+
+    def _give_back(self) -> None:
+        """Give back what is in the tables: nothing uses it any more."""
+        memory = self.memory
+        left = [
+            (give_back, handle)
+            for give_back, handles in (
+                (lambda start: memory.host_unregister(start, 0), memory.registered),
+                (self.graphs.graph_destroy, self.graphs.graphs),
+                (self.kernels.unload, self.kernels.functions),
+                (self.stream_destroy, self.state.streams.live()),
+                (self.event_destroy, self.state.events.live()),
+                (self.pool_close, self.sharing.imported),
+                (lambda block: memory.virtual_free(block.start, 0, LEGACY_STREAM), memory.mapped.ranges),
+                (lambda ptr: memory.free(ptr, 0, LEGACY_STREAM), memory.blocks),
+                (lambda ptr: memory.free(ptr, 0, LEGACY_STREAM, MemoryKind.MANAGED), memory.managed_blocks),
+                (lambda ptr: memory.free(ptr, 0, LEGACY_STREAM, MemoryKind.PINNED), memory.host_blocks),
+            )
+            for handle in list(handles)
+        ]
+        if not (left or self.graphs.captured or self.graphs.undestroyed):
+            return
+        token = self.enter()
+        try:
+            self.synchronize()
+            with FirstError() as first:
+                for give_back, handle in left:
+                    first.attempt(give_back, handle)
+                first.attempt(self.graphs.destroy_captured)
+        finally:
+            self.exit(token)
 
 
 def _device_of(functions: VendorFunctions, ptr: int) -> int | None:

@@ -46,7 +46,8 @@ class Memory(VirtualMemory):
         #: The NUMA node for memory that is locked; -1: the system chooses.
         self._node = node
         #: Addresses of live memory: of the device, and what the host can see.
-        self.blocks, self.host_blocks, self._registered = self.table(), self.table(), self.table()
+        self.blocks, self.host_blocks, self.managed_blocks = self.table(), self.table(), self.table()
+        self.registered = self.table()
 
     def alloc(
         self, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE, flags: AllocFlags = AllocFlags.NONE
@@ -54,20 +55,16 @@ class Memory(VirtualMemory):
         if not nbytes:
             return 0
         if kind is MemoryKind.DEVICE:
-            [ptr] = map(self._take, (self.blocks,), (self._functions.MemFree,), (self._recorded.MemAlloc,), (nbytes,))
-            return ptr
+            return self._take(self.blocks, self._functions.MemFree, self._recorded.MemAlloc, nbytes)
         if kind is MemoryKind.MANAGED:
             attach = ATTACH_HOST if flags & AllocFlags.ATTACH_HOST else ATTACH_GLOBAL
-            make, give_back, wanted = self._recorded.MemAllocManaged, self._functions.MemFree, attach
-        else:
-            wanted = PORTABLE if flags & AllocFlags.PORTABLE else 0
-            wanted |= DEVICE_MAP if kind is MemoryKind.MAPPED else 0
-            wanted |= WRITE_COMBINED if flags & AllocFlags.WRITE_COMBINED else 0
-            make = self._recorded.MemHostAlloc if self._node < 0 else self._alloc_near
-            give_back = self._functions.MemFreeHost
-        relaxed = partial(self._relaxed, make)
-        [ptr] = map(self._take, (self.host_blocks,), (give_back,), (relaxed,), (nbytes,), (wanted,))
-        return ptr
+            make = partial(self._relaxed, self._recorded.MemAllocManaged)
+            return self._take(self.managed_blocks, self._functions.MemFree, make, nbytes, attach)
+        wanted = PORTABLE if flags & AllocFlags.PORTABLE else 0
+        wanted |= DEVICE_MAP if kind is MemoryKind.MAPPED else 0
+        wanted |= WRITE_COMBINED if flags & AllocFlags.WRITE_COMBINED else 0
+        make = partial(self._relaxed, self._recorded.MemHostAlloc if self._node < 0 else self._alloc_near)
+        return self._take(self.host_blocks, self._functions.MemFreeHost, make, nbytes, wanted)
 
     def _alloc_near(self, made: list[Any], nbytes: int, flags: int) -> None:
         """Allocate by the calling thread's policy: cuMemHostAlloc itself takes no node."""
@@ -77,8 +74,8 @@ class Memory(VirtualMemory):
         if not ptr:
             return
         on_host = kind is MemoryKind.PINNED or kind is MemoryKind.MAPPED
-        end = self._recorded.MemFreeHost if on_host else self._recorded.MemFree
-        self._give(self.blocks if kind is MemoryKind.DEVICE else self.host_blocks, ptr, partial(self._relaxed, end))
+        live = self.host_blocks if on_host else self.managed_blocks if kind is MemoryKind.MANAGED else self.blocks
+        self._give(live, ptr, partial(self._relaxed, self._recorded.MemFreeHost if on_host else self._recorded.MemFree))
 
     def _properties(self, kind: int) -> Any:
         properties = cu.CUmemAllocationProp()
@@ -93,35 +90,25 @@ class Memory(VirtualMemory):
     def _place(self, handle: Any) -> int:
         return int(self._functions.MemGetAllocationPropertiesFromHandle(handle).location.id)
 
-    def _export(self, made: list[Any], handle: Any, kind: int) -> None:
-        self._recorded.MemExportToShareableHandle(made, handle, cu.CUmemAllocationHandleType(kind), 0)
-
-    def _told(self, made: Any, kind: int) -> int | bytes:
+    def _export(self, handle: Any, kind: int) -> int | bytes:
+        made = self._functions.MemExportToShareableHandle(handle, cu.CUmemAllocationHandleType(kind), 0)
         return made if isinstance(made, int) else bytes(made.data)
 
-    def _import(self, made: list[Any], given: int | bytes, kind: int) -> None:
-        self._recorded.MemImportFromShareableHandle(made, given, cu.CUmemAllocationHandleType(kind))
+    def _import(self, given: int | bytes, kind: int) -> Any:
+        return self._functions.MemImportFromShareableHandle(given, cu.CUmemAllocationHandleType(kind))
 
     def alloc_async(self, nbytes: int, stream: int) -> int:
-        error, made = 0, None
-        on = self._streams[stream]
         try:
-            try:
-                [(error, made)] = map(_alloc_async, (nbytes,), (self._pool.handle,), (on,))
-            except ValueError as unknown:
-                error = code_of(unknown)
-            if error:
-                if not nbytes:
-                    return 0
-                self._errors.fail("cuMemAllocFromPoolAsync", int(error))
-            ptr = int(made)  # type: ignore[arg-type]
-            self.blocks[ptr] = ptr
-            return ptr
-        except BaseException:
-            if made is not None and not error:
-                self.blocks.pop(int(made), None)
-                _free_async(made, on)
-            raise
+            error, made = _alloc_async(nbytes, self._pool.handle, self._streams[stream])
+        except ValueError as unknown:
+            error, made = code_of(unknown), 0
+        if error:
+            if not nbytes:
+                return 0
+            self._errors.fail("cuMemAllocFromPoolAsync", int(error))
+        ptr = int(made)
+        self.blocks[ptr] = ptr
+        return ptr
 
     def alloc_shared(self, nbytes: int, stream: int) -> int:
         return self._alloc_on(self._recorded.MemAllocAsync, nbytes, stream)
@@ -132,26 +119,21 @@ class Memory(VirtualMemory):
     def _alloc_on(self, make: Callable[..., object], nbytes: int, stream: int, *pool: Any) -> int:
         if not nbytes:
             return 0
-        give_back, wanted = (
-            partial(self.free_async, nbytes=nbytes, stream=stream),
-            (nbytes, *pool, self._streams[stream]),
-        )
-        [ptr] = map(partial(self._take, self.blocks, give_back, make), *zip(wanted))
-        return ptr
+        give_back = partial(self.free_async, nbytes=nbytes, stream=stream)
+        return self._take(self.blocks, give_back, make, nbytes, *pool, self._streams[stream])
 
     def free_async(self, ptr: int, nbytes: int, stream: int) -> None:
         if not ptr:
             return
-        answers: list[tuple[Any]] = []
+        on = self._streams[stream]
+        if ptr in self.blocks:
+            del self.blocks[ptr]  # first: another thread may be given the address at once
         try:
-            on = self._streams[stream]
-            answers += map(
-                _free_async, map(self.blocks.pop, (ptr,), (ptr,)), (on,)
-            )  # forgotten, and freed, in one step
+            (error,) = _free_async(ptr, on)
         except ValueError as unknown:
-            answers.append((code_of(unknown),))
-        if answers[0][0]:
-            self._errors.fail("cuMemFreeAsync", int(answers[0][0]))
+            error = code_of(unknown)
+        if error:
+            self._errors.fail("cuMemFreeAsync", int(error))
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes; memory that any pool of the process keeps counts as used."""
@@ -172,10 +154,10 @@ class Memory(VirtualMemory):
 
     def _lock(self, ptr: int, nbytes: int, flags: int) -> None:
         lock, unlock = self._recorded.MemHostRegister, self._functions.MemHostUnregister
-        [_] = map(self._take, (self._registered,), (unlock,), (lock,), (ptr,), (nbytes,), (flags,))
+        self._take(self.registered, unlock, lock, ptr, nbytes, flags)
 
     def host_unregister(self, ptr: int, nbytes: int) -> None:
-        self._give(self._registered, ptr, self._recorded.MemHostUnregister)
+        self._give(self.registered, ptr, self._recorded.MemHostUnregister)
 
     def is_page_locked(self, ptr: int) -> bool:
         """Whether an address of the host is one that the driver knows: page-locked, by any library, or managed."""

@@ -10,9 +10,7 @@ from __future__ import annotations
 import mmap
 import threading
 from dataclasses import dataclass
-from typing import Any
 
-from devmem.toolkit.one_step import consume, prepared
 from devmem.toolkit.ranges import RangeTable
 
 from ...spi.sizes import exact_size
@@ -56,9 +54,11 @@ class PageLockTable:
         if mapped:
             window = _reserve(ptr, nbytes) if hidden else Window(ptr, ptr + nbytes)
         with self._changing:
-            if not self._change(PageLock(ptr, ptr + nbytes, owner, window), added=True):
+            if not self.locks.add(PageLock(ptr, ptr + nbytes, owner, window)):
                 why = f"{exact_size(nbytes)} at {ptr:#x} overlap a registered range"
                 raise host_error("host_register", "HOST_MEMORY_ALREADY_REGISTERED", why)
+            if window is not None:
+                self.windows.add(window)
 
     def find(self, owner: object, ptr: int, nbytes: int) -> PageLock:
         """Return the lock of exactly this range, by this owner."""
@@ -74,13 +74,13 @@ class PageLockTable:
     def remove(self, owner: object, ptr: int, nbytes: int) -> None:
         """Unlock exactly this range."""
         with self._changing:
-            self._change(self.find(owner, ptr, nbytes), added=False)
+            self._remove(self.find(owner, ptr, nbytes))
 
     def remove_all(self, owner: object) -> None:
         """Unlock all that an owner has locked."""
         with self._changing:
             for each in [each for each in self.locks.ranges if each.owner is owner]:
-                self._change(each, added=False)
+                self._remove(each)
 
     def device_pointer(self, host: int) -> int:
         """Return the devices' address of a page-locked byte; 0 if they do not reach it."""
@@ -92,23 +92,11 @@ class PageLockTable:
         window = self.windows.containing(ptr, ptr + 1)
         return (window.start, window.stop - window.start, window.shift) if window is not None else None
 
-    def _change(self, lock: PageLock, added: bool) -> bool:
-        """Add or remove a lock and its window in one step: one without the other is refused or reached by mistake for ever.
-
-        False if it cannot be added, as it overlaps another one. A window that is dropped is unmapped.
-        """
-        while True:
-            locks, windows = self.locks.table, self.windows.table
-            if added and self.locks.overlapping(lock.start, lock.stop):
-                return False
-            change = RangeTable[Any].adding if added else RangeTable[Any].discarding
-            changes = [change(self.locks, lock)]
-            if lock.window is not None:
-                changes.append(change(self.windows, lock.window))
-            ready = prepared(changes)
-            if self.locks.table is locks and self.windows.table is windows:  # no handler has come between
-                consume(ready)
-                return True
+    def _remove(self, lock: PageLock) -> None:
+        """Remove a lock, and first its window: no window is reached, or stays, whose range is not locked."""
+        if lock.window is not None:
+            self.windows.discard(lock.window)  # which unmaps it
+        self.locks.discard(lock)
 
 
 def _reserve(host: int, nbytes: int) -> Window:

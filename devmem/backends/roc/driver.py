@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from ...spi.errors import DevmemError
-from ...spi.types import LEGACY_STREAM, Capability
+from ...spi.types import LEGACY_STREAM, Capability, MemoryKind
 from ...toolkit.deferred_errors import FirstError, fresh_copy
 from ...toolkit.driver_parts import ComposedDriver, DriverState, Part
 from ...toolkit.graphs import Graphs
@@ -87,10 +87,19 @@ class RocDriver(ComposedDriver):
         self.holds = StreamHolds(
             state,
             self.memory,
-            lambda made: functions.recorded.HostMalloc(made, WORD_BYTES, COHERENT),
+            lambda: functions.HostMalloc(WORD_BYTES, COHERENT),
             lambda word: functions.HostFree(word),
             WAIT_UNTIL_EQUAL,
             ALL_BITS,
+        )
+        self.sharing = PoolSharing(
+            state,
+            self.pool,
+            bytes,
+            lambda raw: ctypes.byref(IpcHandle.from_buffer_copy(raw)),
+            POSIX_FILE,
+            lambda pool: functions.MemPoolSetAccess(pool, ACCESS(1, ordinal, READ_AND_WRITE), 1),
+            "Free",
         )
         token = current.enter()
         try:
@@ -105,15 +114,7 @@ class RocDriver(ComposedDriver):
                 Events(state, "EventCreateWithFlags", (UNTIMED, TIMED)),
                 self.pool,
                 self.kernels,
-                PoolSharing(
-                    state,
-                    self.pool,
-                    bytes,
-                    lambda raw: ctypes.byref(IpcHandle.from_buffer_copy(raw)),
-                    POSIX_FILE,
-                    lambda pool: functions.MemPoolSetAccess(pool, ACCESS(1, ordinal, READ_AND_WRITE), 1),
-                    "Free",
-                ),
+                self.sharing,
                 ForeignMemory(
                     state,
                     bytes,
@@ -144,10 +145,7 @@ class RocDriver(ComposedDriver):
         self.state.errors.fail([*FUNCTIONS.values()][call], status)
 
     def close(self) -> None:
-        """Give back each piece that is still out: resetting the device would take it from other libraries too.
-
-        Memory that the host can see stays, because ndarrays may point to it.
-        """
+        """Give back each piece that is still out: resetting the device would take it from other libraries too."""
         memory = self.memory
         try:
             token = self.enter()
@@ -165,7 +163,12 @@ class RocDriver(ComposedDriver):
                 (self.kernels.unload, self.kernels.functions),
                 (self.stream_destroy, self.state.streams.live()),
                 (self.event_destroy, self.state.events.live()),
+                (self.pool_close, self.sharing.imported),
+                (lambda block: memory.virtual_free(block.start, 0, LEGACY_STREAM), memory.mapped.ranges),
+                (lambda ptr: memory.free_async(ptr, 0, LEGACY_STREAM), memory.pooled),
                 (lambda ptr: memory.free(ptr, 0, LEGACY_STREAM), memory.blocks),
+                (lambda ptr: memory.free(ptr, 0, LEGACY_STREAM, MemoryKind.MANAGED), memory.managed_blocks),
+                (lambda ptr: memory.free(ptr, 0, LEGACY_STREAM, MemoryKind.PINNED), memory.host_blocks),
                 (self.state.functions.HostFree, self.holds.words),
             ):
                 for handle in list(handles):

@@ -67,7 +67,7 @@ OPTIONAL = {
     "hipDeviceEnablePeerAccess": "iu",
     "hipDeviceDisablePeerAccess": "i!",
     "hipIpcGetMemHandle": "Hp",
-    "hipIpcOpenMemHandle": "Phu",
+    "hipIpcOpenMemHandle": "Phu*",  # bindings have a type of their own for the handle
     "hipIpcCloseMemHandle": "p!",
     "hipPointerGetAttributes": "Ap",
     "hipMemGetAddressRange": "PNp",
@@ -88,7 +88,7 @@ OPTIONAL = {
     "hipModuleLaunchKernel": "puuuuuuuppp*",
     "hipMemPoolGetAttribute": "peN*",
     "hipMemPoolSetAttribute": "pep*",
-    "hipMemPoolCreate": "Pp",
+    "hipMemPoolCreate": "Pp*",
     "hipMemPoolDestroy": "p!",
     "hipMemPoolTrimTo": "pn!",
     "hipMemPoolExportToShareableHandle": "Ipeu*",

@@ -72,13 +72,11 @@ class Memory(VirtualMemory):
             return 0
         free = self._functions.Free
         if kind is MemoryKind.DEVICE:
-            [ptr] = map(self._take, (self.blocks,), (free,), (self._recorded.Malloc,), (nbytes,))
-            return ptr
+            return self._take(self.blocks, free, self._recorded.Malloc, nbytes)
         if kind is MemoryKind.MANAGED:
             attach = ATTACH_HOST if flags & AllocFlags.ATTACH_HOST else ATTACH_GLOBAL
             make = partial(self._relaxed, self._recorded.MallocManaged)
-            [ptr] = map(self._take, (self.managed_blocks,), (free,), (make,), (nbytes,), (attach,))
-            return ptr
+            return self._take(self.managed_blocks, free, make, nbytes, attach)
         # Always one of the two: without them, coherence depends on the other flags and on the environment.
         wanted = NON_COHERENT if flags & AllocFlags.COARSE else COHERENT
         wanted |= PORTABLE if flags & AllocFlags.PORTABLE else 0
@@ -89,15 +87,9 @@ class Memory(VirtualMemory):
         # By itself the runtime takes the node that is nearest to the device, whatever the thread's policy is.
         wanted |= NUMA_USER if self._several_nodes and has_policy() else 0
         make = partial(self._relaxed, self._recorded.HostMalloc)
-        ptr = 0
-        try:
-            [ptr] = map(self._take, (self.host_blocks,), (self._functions.HostFree,), (make,), (nbytes,), (wanted,))
-            page_locked.add(range(ptr, ptr + nbytes))
-            return ptr
-        except BaseException:
-            if ptr:
-                self.free(ptr, nbytes, stream, kind)
-            raise
+        ptr = self._take(self.host_blocks, self._functions.HostFree, make, nbytes, wanted)
+        page_locked.add(range(ptr, ptr + nbytes))
+        return ptr
 
     def free(self, ptr: int, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
         if not ptr:
@@ -121,17 +113,15 @@ class Memory(VirtualMemory):
         self._functions.MemGetAllocationPropertiesFromHandle(found, handle)
         return int(found[3])
 
-    def _export(self, made: list[Any], handle: Any, kind: int) -> None:
-        # The room for it is the first argument, which is what is recorded.
-        self._recorded.MemExportToShareableHandle(made, (ctypes.c_int * (IPC_HANDLE_BYTES // 4))(), handle, kind, 0)
-
-    def _told(self, made: Any, kind: int) -> int | bytes:
+    def _export(self, handle: Any, kind: int) -> int | bytes:
+        made = (ctypes.c_int * (IPC_HANDLE_BYTES // 4))()
+        self._functions.MemExportToShareableHandle(made, handle, kind, 0)
         return bytes(made) if kind == FABRIC else int(made[0])
 
-    def _import(self, made: list[Any], given: Any, kind: int) -> None:
+    def _import(self, given: Any, kind: int) -> Any:
         by_address = kind == POSIX_FILE and self._functions.RuntimeGetVersion() < FILE_AS_IT_IS_SINCE
-        self._recorded.MemImportFromShareableHandle(
-            made, ctypes.byref(ctypes.c_int(given)) if by_address else given, kind
+        return self._functions.MemImportFromShareableHandle(
+            ctypes.byref(ctypes.c_int(given)) if by_address else given, kind
         )
 
     def alloc_async(self, nbytes: int, stream: int) -> int:
@@ -139,17 +129,13 @@ class Memory(VirtualMemory):
             return 0
         on, pool = self._streams[stream], self._pool.handle
         give_back = partial(self.free_async, nbytes=nbytes, stream=stream)
-        make = self._recorded.MallocFromPoolAsync
-        [ptr] = map(self._take, (self.pooled,), (give_back,), (make,), (nbytes,), (pool,), (on,))
-        return ptr
+        return self._take(self.pooled, give_back, self._recorded.MallocFromPoolAsync, nbytes, pool, on)
 
     def alloc_shared(self, nbytes: int, stream: int) -> int:
         if not nbytes:
             return 0
-        on, make = self._streams[stream], self._recorded.MallocAsync
         give_back = partial(self.free_async, nbytes=nbytes, stream=stream)
-        [ptr] = map(self._take, (self.pooled,), (give_back,), (make,), (nbytes,), (on,))
-        return ptr
+        return self._take(self.pooled, give_back, self._recorded.MallocAsync, nbytes, self._streams[stream])
 
     def free_async(self, ptr: int, nbytes: int, stream: int) -> None:
         if ptr:
@@ -167,7 +153,7 @@ class Memory(VirtualMemory):
                 why = f"some of the {exact_size(nbytes)} at {ptr:#x} are page-locked already"
                 self._errors.refuse("hipHostRegister", ALREADY_REGISTERED, why)
             lock, unlock = self._recorded.HostRegister, self._functions.HostUnregister
-            [_] = map(self._take, (self.registered,), (unlock,), (lock,), (ptr,), (nbytes,), (flags,))
+            self._take(self.registered, unlock, lock, ptr, nbytes, flags)
         except BaseException:
             page_locked.discard(pages)
             raise
@@ -180,17 +166,9 @@ class Memory(VirtualMemory):
             page_locked.remove(ptr)
             self._give(self.registered, ptr, self._recorded.HostUnregister)
         except BaseException:
-            try:
-                self._enter_again(pages, ptr)
-            except BaseException:  # interrupted once more
-                self._enter_again(pages, ptr)
-                raise
+            if pages is not None and ptr in self.registered:  # they are still locked
+                page_locked.add(pages)
             raise
-
-    def _enter_again(self, pages: range | None, ptr: int) -> None:
-        """Enter pages that were struck out of the table, if they are still locked."""
-        if pages is not None and self.is_out(ptr):
-            page_locked.add(pages)
 
     def is_page_locked(self, ptr: int) -> bool:
         """Whether an address of the host is one that the runtime knows: page-locked, by any library, or managed."""

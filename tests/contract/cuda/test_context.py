@@ -20,6 +20,7 @@ from waits import patience, together
 import devmem as dm
 from devmem.backends.cuda.hooks import CudaBackend
 from devmem.spi.errors import BackendError
+from devmem.spi.types import LEGACY_STREAM, MemoryKind
 from devmem.testing import emulator
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -166,6 +167,27 @@ def test_what_another_library_has_there_stays() -> None:
         ok(cu.cuStreamDestroy(stream))
         ok(cu.cuMemFree(theirs))
         ok(cu.cuCtxSetCurrent(0))
+    finally:
+        ok(cu.cuDevicePrimaryCtxRelease(0))
+
+
+@emulated_only
+def test_closing_a_driver_gives_back_what_is_out() -> None:
+    """Whose address an interrupt has kept from the caller, say: the context may outlive the driver."""
+    ok(cu.cuDevicePrimaryCtxRetain(0))
+    try:
+        before = emulator.control("cuda").live()
+        driver: Any = CudaBackend().open(0)
+        token = driver.enter()
+        for kind in (MemoryKind.DEVICE, MemoryKind.PINNED, MemoryKind.MAPPED, MemoryKind.MANAGED):
+            driver.alloc(4096, LEGACY_STREAM, kind)
+        driver.alloc_async(4096, driver.stream_create(0, True))
+        driver.virtual_alloc(4096, LEGACY_STREAM)
+        driver.event_create(False)
+        driver.exit(token)
+        driver.close()
+        assert emulator.control("cuda").live() == before
+        assert active(0)
     finally:
         ok(cu.cuDevicePrimaryCtxRelease(0))
 

@@ -669,6 +669,19 @@ def test_6_16_a_pool_that_fails_its_test_is_not_used(
     assert control().live() == before
 
 
+def test_closing_a_driver_gives_back_what_is_out(provider: str) -> None:
+    """Whose address an interrupt has kept from the caller, say."""
+    before = control().live()
+    driver: Any = backend_of(provider).open(0)
+    for kind in (MemoryKind.DEVICE, MemoryKind.PINNED, MemoryKind.MAPPED, MemoryKind.MANAGED):
+        driver.alloc(4096, LEGACY_STREAM, kind)
+    driver.virtual_alloc(4096, LEGACY_STREAM)
+    driver.stream_create(0, True)
+    driver.event_create(False)
+    driver.close()
+    assert control().live() == before
+
+
 def test_6_16_a_device_without_pools() -> None:
     script = """
 backend.configure({"stream_ordered": True})
