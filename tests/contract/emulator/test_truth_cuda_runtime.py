@@ -17,6 +17,7 @@ import threading
 import numpy as np
 import pytest
 import truth
+from waits import together
 
 from devmem.testing import emulator
 
@@ -203,11 +204,7 @@ class TestErrors:
 
     def test_each_thread_has_its_own_last_error(self):
         assert rt.cudaSetDevice(-1) == INVALID_DEVICE
-        seen = []
-        thread = threading.Thread(target=lambda: seen.append(rt.cudaGetLastError()))
-        thread.start()
-        thread.join()
-        assert (seen, rt.cudaGetLastError()) == ([0], INVALID_DEVICE)
+        assert (together(rt.cudaGetLastError), rt.cudaGetLastError()) == ([0], INVALID_DEVICE)
 
     def test_errors_have_names_and_texts_and_unknown_codes_one_of_their_own(self):
         for call in (rt.cudaGetErrorName, rt.cudaGetErrorString):
@@ -235,11 +232,8 @@ class TestDevices:
     def test_a_device_is_the_choice_of_a_thread_and_at_first_0(self):
         two_devices()
         ok(rt.cudaSetDevice(1))
-        seen = []
-        thread = threading.Thread(target=lambda: seen.append(out(rt.cudaGetDevice, kind=number)))
-        thread.start()
-        thread.join()
-        assert (seen, out(rt.cudaGetDevice, kind=number)) == ([0], 1)
+        ordinal = functools.partial(out, rt.cudaGetDevice, kind=number)
+        assert (together(ordinal), ordinal()) == ([0], 1)
 
     def test_to_set_a_device_initialises_its_primary_context(self):
         child("""
