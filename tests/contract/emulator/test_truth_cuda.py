@@ -71,6 +71,7 @@ if not HERE:
     def test_every_claim_holds_on_the_emulator():
         truth.run_again(__file__, truth.environment("cuda"))
 
+    @pytest.mark.exhaustive  # another setting of the bindings
     @pytest.mark.timeout(300)
     def test_every_claim_holds_where_stream_0_is_the_per_thread_stream():
         variables = {"CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM": "1"}
