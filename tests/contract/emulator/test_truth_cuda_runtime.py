@@ -17,7 +17,7 @@ import threading
 import numpy as np
 import pytest
 import truth
-from waits import together
+from waits import patience, together
 
 from devmem.testing import emulator
 
@@ -149,7 +149,7 @@ class Gate:
 
     def __init__(self, stream):
         self.gate = threading.Event()
-        self.function = HOST_FUNCTION(lambda _: self.gate.wait(100) and None)
+        self.function = HOST_FUNCTION(lambda _: self.gate.wait(patience()) and None)
         self.stream = stream
         ok(rt.cudaLaunchHostFunc(stream, self.function, None))
 
@@ -173,7 +173,9 @@ def child(code):
         return found.value
     """
     text = textwrap.dedent(prelude) + textwrap.dedent(code)
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=140)
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=patience(140)
+    )
     assert done.returncode == 0, f"exit status {done.returncode}: {done.stdout}{done.stderr}"
 
 
@@ -629,4 +631,4 @@ class TestCapture:
         ok(rt.cudaGraphDestroy(graph))
         assert not gone.is_set()
         ok(rt.cudaGraphExecDestroy(executable))
-        assert gone.wait(100)
+        assert gone.wait(patience())

@@ -11,8 +11,8 @@ import pytest
 from waits import blocked, patience, together
 
 TESTS = Path(__file__).parents[2]
-#: Programs that run in processes of their own, which their tests bound; and files whose child has no helpers to import.
-APART = ("peers/verbs", "peers/engines.py", "programs/drivers.py")
+#: Programs that run in processes of their own, which their tests bound; and the helper itself.
+APART = ("peers/verbs", "peers/engines.py", "programs/drivers.py", "helpers/waits.py")
 WAITS = {"wait", "join", "acquire", "communicate", "result", "get", "Barrier", "run", "runpytest_subprocess"}
 
 
@@ -49,18 +49,8 @@ def negative(tree):
 def sources():
     paths = {path.relative_to(TESTS).as_posix(): path for path in sorted(TESTS.rglob("*.py"))}
     return {
-        name: ast.parse(path.read_text(encoding="utf-8"))
-        for name, path in paths.items()
-        if not name.startswith(APART) and name not in LEFT
+        name: ast.parse(path.read_text(encoding="utf-8")) for name, path in paths.items() if not name.startswith(APART)
     }
-
-
-#: The statements about the real drivers, whose two tables become one.
-LEFT = {f"contract/emulator/test_truth_{name}.py" for name in ("cuda", "cuda_runtime", "roc")} | {
-    "integration/every_backend/compat/test_cuda.py",
-    "integration/every_backend/compat/test_cuda_programs.py",
-    "helpers/waits.py",
-}
 
 
 def test_limits_follow_the_one_setting(sources):
