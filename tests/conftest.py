@@ -47,8 +47,8 @@ BUSY_FILES = ("test_emulator_", "test_interrupts", "test_schedules")
 settings.register_profile(
     "devmem", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
-#: The same examples each time: what stands before every change.
-settings.register_profile("gate", settings.get_profile("devmem"), derandomize=True)
+#: The same examples each time, and fewer than with `scripts/test --all`: what stands before every change.
+settings.register_profile("gate", settings.get_profile("devmem"), derandomize=True, max_examples=50)
 settings.register_profile("thorough", settings.get_profile("devmem"), max_examples=1000)
 #: What `scripts/fuzz` runs again and again: other examples each time, from its seeds.
 settings.register_profile(

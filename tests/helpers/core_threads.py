@@ -7,11 +7,11 @@ a BACKEND over drivers of the tests' own, whose functions are Python's, so that 
 from __future__ import annotations
 
 import sys
-import threading
 
 import numpy as np
 from exchange_table import Table, end, exported, pointer_in
 from table_driver import TableBackend
+from waits import together
 
 import devmem as dm
 from devmem._core.device.device import current_open_device
@@ -43,27 +43,17 @@ def verbs(shared, table):
 def use(backend, rounds):
     """Run the verbs on every thread, on a device that is opened for it and closed afterwards."""
     table = Table.from_address(pointer_in(dm.DeviceNDArray.__dlpack_c_exchange_api__))
-    wrong = []
 
     def run():
-        try:
-            with dm.use_backend(backend):
-                for _ in range(rounds):
-                    verbs(shared, table)
-        except BaseException as error:
-            wrong.append(error)
+        with dm.use_backend(backend):
+            for _ in range(rounds):
+                verbs(shared, table)
 
     with dm.use_backend(backend):
         shared = dm.to_device(np.arange(8.0))
-        threads = [threading.Thread(target=run) for _ in range(THREADS)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
+        together(*[run] * THREADS, limit=600)
         taken = current_open_device().statistics.compiled(False)
         dm.close()
-    if wrong:
-        raise wrong[0]
     assert sum(each[0] for each in taken) > rounds, "the core copied nothing"
 
 

@@ -18,7 +18,7 @@ settings.register_profile(
     settings.get_profile("devmem"),
     derandomize=True,
     database=None,
-    max_examples=100,
+    max_examples=200,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.function_scoped_fixture],
 )
 if "HYPOTHESIS_PROFILE" not in os.environ:

@@ -459,4 +459,4 @@ def bits(array: Array) -> bytes:
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=60, stateful_step_count=50)
+TestMachine.settings = settings(max_examples=settings.default.max_examples // 4, stateful_step_count=50)

@@ -32,6 +32,7 @@ class TestStrictHost(Suite):
         return backend
 
 
+@pytest.mark.exhaustive  # it is as the first
 class TestSecondStrictDevice(TestStrictHost):
     ordinal = 1
 

@@ -39,6 +39,7 @@ from truth import (
     UNSUPPORTED,
     emulator_only,
 )
+from waits import patience, together
 
 from devmem.testing import emulator
 from devmem.toolkit.numa import online_nodes
@@ -70,6 +71,7 @@ if not HERE:
     def test_every_claim_holds_on_the_emulator():
         truth.run_again(__file__, truth.environment("cuda"))
 
+    @pytest.mark.exhaustive  # another setting of the bindings
     @pytest.mark.timeout(300)
     def test_every_claim_holds_where_stream_0_is_the_per_thread_stream():
         variables = {"CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM": "1"}
@@ -350,11 +352,7 @@ class TestContexts:
         returns(driver.cuCtxSynchronize(), INVALID_CONTEXT)
 
     def test_a_new_thread_has_no_current_context(self, context):
-        seen = []
-        thread = threading.Thread(target=lambda: seen.append(int(ok(driver.cuCtxGetCurrent()))))
-        thread.start()
-        thread.join()
-        assert seen == [0]
+        assert together(lambda: int(ok(driver.cuCtxGetCurrent()))) == [0]
         assert int(ok(driver.cuCtxGetCurrent())) == int(context)
 
     def test_retaining_again_gives_the_same_context(self, context):
@@ -906,18 +904,14 @@ class TestStreams(truth.Streams, truth.HostFunctions):
         with Gate(LEGACY):
             ok(driver.cuMemsetD8Async(block, 1, 16, PER_THREAD))
             assert_blocked(PER_THREAD)
-        seen = []
 
         def on_another_thread():
             ok(driver.cuCtxSetCurrent(context))
-            seen.append(driver.cuStreamQuery(PER_THREAD)[0])
+            return driver.cuStreamQuery(PER_THREAD)[0]
 
         with Gate(PER_THREAD):
             assert_blocked(PER_THREAD)
-            thread = threading.Thread(target=on_another_thread)
-            thread.start()
-            thread.join()
-        assert seen == [SUCCESS]
+            assert together(on_another_thread) == [SUCCESS]
 
     def test_synchronising_the_legacy_stream_waits_for_blocking_streams(self, block):
         blocking = ok(driver.cuStreamCreate(0))
@@ -926,7 +920,7 @@ class TestStreams(truth.Streams, truth.HostFunctions):
         opener.start()
         ok(driver.cuStreamSynchronize(LEGACY))
         assert gate.word.value == 1
-        opener.join()
+        opener.join(patience())
         gate.__exit__()
         ok(driver.cuStreamDestroy(blocking))
 

@@ -17,6 +17,7 @@ import threading
 import numpy as np
 import pytest
 import truth
+from waits import patience, together
 
 from devmem.testing import emulator
 
@@ -148,7 +149,7 @@ class Gate:
 
     def __init__(self, stream):
         self.gate = threading.Event()
-        self.function = HOST_FUNCTION(lambda _: self.gate.wait(100) and None)
+        self.function = HOST_FUNCTION(lambda _: self.gate.wait(patience()) and None)
         self.stream = stream
         ok(rt.cudaLaunchHostFunc(stream, self.function, None))
 
@@ -172,7 +173,9 @@ def child(code):
         return found.value
     """
     text = textwrap.dedent(prelude) + textwrap.dedent(code)
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=140)
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=patience(140)
+    )
     assert done.returncode == 0, f"exit status {done.returncode}: {done.stdout}{done.stderr}"
 
 
@@ -203,11 +206,7 @@ class TestErrors:
 
     def test_each_thread_has_its_own_last_error(self):
         assert rt.cudaSetDevice(-1) == INVALID_DEVICE
-        seen = []
-        thread = threading.Thread(target=lambda: seen.append(rt.cudaGetLastError()))
-        thread.start()
-        thread.join()
-        assert (seen, rt.cudaGetLastError()) == ([0], INVALID_DEVICE)
+        assert (together(rt.cudaGetLastError), rt.cudaGetLastError()) == ([0], INVALID_DEVICE)
 
     def test_errors_have_names_and_texts_and_unknown_codes_one_of_their_own(self):
         for call in (rt.cudaGetErrorName, rt.cudaGetErrorString):
@@ -235,11 +234,8 @@ class TestDevices:
     def test_a_device_is_the_choice_of_a_thread_and_at_first_0(self):
         two_devices()
         ok(rt.cudaSetDevice(1))
-        seen = []
-        thread = threading.Thread(target=lambda: seen.append(out(rt.cudaGetDevice, kind=number)))
-        thread.start()
-        thread.join()
-        assert (seen, out(rt.cudaGetDevice, kind=number)) == ([0], 1)
+        ordinal = functools.partial(out, rt.cudaGetDevice, kind=number)
+        assert (together(ordinal), ordinal()) == ([0], 1)
 
     def test_to_set_a_device_initialises_its_primary_context(self):
         child("""
@@ -635,4 +631,4 @@ class TestCapture:
         ok(rt.cudaGraphDestroy(graph))
         assert not gone.is_set()
         ok(rt.cudaGraphExecDestroy(executable))
-        assert gone.wait(100)
+        assert gone.wait(patience())

@@ -44,8 +44,10 @@ class OnHost(MemoryResourceTests):
         return backend
 
 
-def suite(name: str, make: Callable[[], MemoryResource], adaptor: Make | None = None) -> None:
-    """Put a class of tests into this module."""
+def suite(
+    name: str, make: Callable[[], MemoryResource], adaptor: Make | None = None, *, exhaustive: bool = False
+) -> None:
+    """Put a class of tests into this module. The exhaustive ones are in the stacks of three below too, which ask less."""
 
     class Tests(OnHost):
         def make_resource(self, driver: Driver) -> MemoryResource:
@@ -54,6 +56,8 @@ def suite(name: str, make: Callable[[], MemoryResource], adaptor: Make | None = 
         def make_adaptor(self, upstream: MemoryResource) -> MemoryResource | None:
             return adaptor(upstream) if adaptor else None
 
+    if exhaustive:
+        pytest.mark.exhaustive(Tests)
     Tests.__name__ = Tests.__qualname__ = f"Test{name}"
     globals()[Tests.__name__] = Tests
 
@@ -67,6 +71,7 @@ for outer, inner in permutations(ACTIVE, 2):
             f"{outer}Over{inner}Over{bottom}",
             lambda outer=outer, inner=inner, below=below: ADAPTORS[outer](ADAPTORS[inner](below())),  # type: ignore[misc]
             lambda upstream, outer=outer, inner=inner: ADAPTORS[outer](ADAPTORS[inner](upstream)),  # type: ignore[misc]
+            exhaustive=True,
         )
 suite("ManagedMemory", memory.ManagedMemory)
 suite("PinnedMemory", memory.PinnedMemory)

@@ -162,5 +162,5 @@ def test_a_read_on_either_side_gives_the_newest(devmem_backend):
     class OnThis(Machine):
         pass
 
-    OnThis.TestCase.settings = settings(settings.get_profile("property"), max_examples=100, stateful_step_count=30)
+    OnThis.TestCase.settings = settings(stateful_step_count=30)
     OnThis.TestCase("runTest").runTest()

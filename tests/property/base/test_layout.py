@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
 
@@ -56,7 +56,6 @@ def significant(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
 
 
 @given(st.data())
-@settings(max_examples=400)
 def test_an_index_gives_numpys_layout(data: st.DataObject) -> None:
     array = data.draw(views())
     key = keep_axes(data.draw(basic_indices(array.shape, allow_newaxis=True, max_dims=8)))
@@ -96,7 +95,6 @@ def other_shapes(draw: st.DrawFn, size: int) -> tuple[int, ...]:
 
 @pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.1.0", reason="NumPy before 2.1 has no reshape(copy=False)")
 @given(st.data())
-@settings(max_examples=400)
 def test_reshape_is_a_view_exactly_where_numpy_has_one(data: st.DataObject) -> None:
     array = data.draw(views())
     shape = data.draw(other_shapes(array.size))
@@ -131,7 +129,6 @@ def test_resolve_shape_agrees_with_reshape(data: st.DataObject) -> None:
 
 
 @given(views())
-@settings(max_examples=400)
 def test_like_strides_are_those_of_empty_like(array: Array) -> None:
     expected = np.empty_like(array, order="K")
     found = layout.like_strides(array.shape, array.strides, array.itemsize)
@@ -148,14 +145,12 @@ def test_contiguous_strides_are_numpys(shape: tuple[int, ...], dtype: str, order
 
 
 @given(views())
-@settings(max_examples=300)
 def test_is_contiguous_agrees_with_numpys_flags(array: Array) -> None:
     assert layout.is_contiguous(array.shape, array.strides, array.itemsize) == array.flags.c_contiguous
     assert layout.is_contiguous(array.shape, array.strides, array.itemsize, "F") == array.flags.f_contiguous
 
 
 @given(views())
-@settings(max_examples=300)
 def test_span_and_extent_cover_every_byte(array: Array) -> None:
     low, high = layout.span(array.shape, array.strides, array.itemsize)
     if not array.size:
@@ -168,7 +163,6 @@ def test_span_and_extent_cover_every_byte(array: Array) -> None:
 
 
 @given(st.data())
-@settings(max_examples=500)
 def test_a_plan_of_rows_moves_what_numpys_assignment_moves(data: st.DataObject) -> None:
     """Do what the plan says, on bytes, and compare with what NumPy's assignment does; the gaps are not touched."""
     target = data.draw(views(repeated=False))

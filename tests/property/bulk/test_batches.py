@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
@@ -77,7 +77,6 @@ def same(tree: Any, other: Any) -> bool:
 
 
 @given(st.data(), trees, st.booleans())
-@settings(max_examples=120)
 def test_a_tree_comes_back_unchanged(late: Any, data: st.DataObject, tree: Any, named: bool) -> None:
     stream = dm.stream() if named else 0
     with late(stream, data):
@@ -88,7 +87,6 @@ def test_a_tree_comes_back_unchanged(late: Any, data: st.DataObject, tree: Any, 
 
 
 @given(st.data(), st.lists(leaves(), max_size=12), st.booleans())
-@settings(max_examples=100)
 def test_arrays_of_their_own_and_parts_of_them(late: Any, data: st.DataObject, hosts: list[Array], named: bool) -> None:
     stream = dm.stream() if named else 0
     arrays: list[Any] = [dm.to_device(host, stream if data.draw(st.booleans()) else 0) for host in hosts]

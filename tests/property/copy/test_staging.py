@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
@@ -108,7 +108,6 @@ def same(got: Array, expected: Array) -> bool:
 
 
 @given(st.data(), rings)
-@settings(max_examples=150)
 def test_a_staged_array_comes_back_unchanged(late: Any, data: st.DataObject, how: tuple[int, int, int]) -> None:
     take, base = data.draw(views())
     host = take(base)
@@ -122,7 +121,6 @@ def test_a_staged_array_comes_back_unchanged(late: Any, data: st.DataObject, how
 
 
 @given(st.data(), rings, st.booleans())
-@settings(max_examples=200)
 def test_up_into_any_layout(late: Any, data: st.DataObject, how: tuple[int, int, int], named: bool) -> None:
     take, base = data.draw(views())
     shape = take(base).shape
@@ -140,7 +138,6 @@ def test_up_into_any_layout(late: Any, data: st.DataObject, how: tuple[int, int,
 
 
 @given(st.data(), rings, st.sampled_from(["blocking", "named", "async"]))
-@settings(max_examples=200)
 def test_down_into_any_layout(late: Any, data: st.DataObject, how: tuple[int, int, int], call: str) -> None:
     take, base = data.draw(views())
     shape = take(base).shape
@@ -178,7 +175,6 @@ def test_an_array_comes_back_from_a_file_unchanged(
 
 
 @given(st.data(), rings, st.booleans())
-@settings(max_examples=200)
 def test_from_another_device(late: Any, data: st.DataObject, how: tuple[int, int, int], named: bool) -> None:
     here = dm.current_device()
     others = [each for each in dm.devices() if each.backend == here.backend and each != here]

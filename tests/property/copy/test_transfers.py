@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
 
@@ -99,7 +99,6 @@ class On:
 
 
 @given(st.data(), views(), streams)
-@settings(max_examples=200)
 def test_an_array_in_any_layout_comes_back_unchanged(
     late: Any, data: st.DataObject, pair: tuple[Array, Array], how: str
 ) -> None:
@@ -121,7 +120,6 @@ def test_an_array_in_any_layout_comes_back_unchanged(
 
 
 @given(st.data())
-@settings(max_examples=200)
 def test_views_of_a_device_array(data: st.DataObject) -> None:
     base = data.draw(bases())
     key = data.draw(keys(base.shape))
@@ -141,7 +139,6 @@ def test_views_of_a_device_array(data: st.DataObject) -> None:
 
 
 @given(st.data(), streams)
-@settings(max_examples=200)
 def test_into_a_strided_host_array(late: Any, data: st.DataObject, how: str) -> None:
     """Only the elements are written; every byte between them stays."""
     target, base = data.draw(views(repeated=False))
@@ -162,7 +159,6 @@ def test_into_a_strided_host_array(late: Any, data: st.DataObject, how: str) -> 
 
 
 @given(st.data(), streams)
-@settings(max_examples=200)
 def test_into_a_strided_device_array(late: Any, data: st.DataObject, how: str) -> None:
     base = data.draw(bases())
     key = data.draw(keys(base.shape))
@@ -177,7 +173,6 @@ def test_into_a_strided_device_array(late: Any, data: st.DataObject, how: str) -
 
 
 @given(st.data())
-@settings(max_examples=300)
 def test_assignment_that_overlaps(data: st.DataObject) -> None:
     """As if the source had been copied away first, which NumPy itself does not always do."""
     base = data.draw(bases(array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=7)))
@@ -197,7 +192,6 @@ def test_assignment_that_overlaps(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150)
 def test_assignment_broadcasts_and_casts(data: st.DataObject) -> None:
     shape = data.draw(array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=5))
     kinds = ["u1", "i2", ">i4", "i8", "f4", ">f8", "c16"]
@@ -223,7 +217,6 @@ def test_assignment_broadcasts_and_casts(data: st.DataObject) -> None:
 
 
 @given(st.data(), streams)
-@settings(max_examples=150)
 def test_a_fill_touches_what_it_selects_only(late: Any, data: st.DataObject, how: str) -> None:
     base = data.draw(bases(array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=40)))
     assume(base.dtype.fields is None)

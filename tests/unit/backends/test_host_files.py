@@ -162,7 +162,7 @@ def test_memory_that_is_freed_or_closed_meanwhile_stays_until_the_file_was_read(
     monkeypatch.setattr(os, "preadv", read)
     assert HostFiles().read(path, 0, ptr, DATA.nbytes) == DATA.nbytes
     assert freed.wait(LATE)
-    ended[0].join()
+    ended[0].join(patience())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there device memory is a file")

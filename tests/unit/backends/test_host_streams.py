@@ -591,7 +591,7 @@ def test_a_wait_can_be_interrupted(driver):
         with pytest.raises(KeyboardInterrupt):
             start_and(thread, driver.synchronize)
     finally:
-        thread.join()
+        thread.join(patience())
         signal.signal(signal.SIGINT, before)
     driver.release(hold)
     driver.synchronize()

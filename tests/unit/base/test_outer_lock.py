@@ -32,7 +32,7 @@ def taken():
     assert there.wait(patience())
     yield lock, go_on
     go_on.set()
-    thread.join()
+    thread.join(patience())
 
 
 def test_a_handler_is_refused_what_another_thread_has(taken, at_point):

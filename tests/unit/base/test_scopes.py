@@ -10,7 +10,7 @@ from contextvars import ContextVar, copy_context
 from pathlib import Path
 
 import pytest
-from waits import together
+from waits import patience, together
 
 from devmem._core.base.scopes import Deferral, OwnThreadVariable, ScopeVariable
 
@@ -35,7 +35,7 @@ class Started(threading.Thread):
 def seen_by(target):
     thread = Started(target)
     thread.start()
-    thread.join()
+    thread.join(patience())
     return thread.found[0]
 
 

@@ -220,7 +220,7 @@ def test_an_interrupt_waits_for_the_others():
                 sys.settrace(before)
             found = len(begun)
             assert found == len(ended), f"after line {line}, it went on while others were at work"
-            timer.join()
+            timer.join(patience())
             assert len(begun) == found, f"after line {line}, a step was begun when it had gone on"
             if left > 0:
                 break
@@ -580,7 +580,7 @@ def test_page_locked_memory_runs_out(backend, context, made):
         timer = threading.Timer(0.2, latch.release)
         timer.start()
         array.copy_to_device(sent, stream=stream)
-        timer.join()
+        timer.join(patience())
     stream.synchronize()
     backend.disarm()
     assert len(context.ring.made) == context.ring.slot_limit == made

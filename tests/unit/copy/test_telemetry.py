@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 import pytest
-from waits import together
+from waits import patience, together
 
 import devmem as dm
 from devmem._core.copy import statistics
@@ -192,7 +192,7 @@ def test_threads_are_named_once(trace):
 
     thread = threading.Thread(target=work, name="devmem-staging-7")
     thread.start()
-    thread.join()
+    thread.join(patience())
     work()
     names = [event for event in events(trace.path) if event["name"] == "thread_name"]
     assert [event["args"]["name"] for event in names] == ["devmem-staging-7", threading.current_thread().name]

@@ -11,8 +11,8 @@ import pytest
 from waits import blocked, patience, together
 
 TESTS = Path(__file__).parents[2]
-#: Programs that run in processes of their own, which their tests bound; and files whose child has no helpers to import.
-APART = ("peers/verbs", "peers/engines.py", "programs/drivers.py")
+#: Programs that run in processes of their own, which their tests bound; and the helper itself.
+APART = ("peers/verbs", "peers/engines.py", "programs/drivers.py", "helpers/waits.py")
 WAITS = {"wait", "join", "acquire", "communicate", "result", "get", "Barrier", "run", "runpytest_subprocess"}
 
 
@@ -45,28 +45,21 @@ def negative(tree):
                 yield node.lineno
 
 
+@pytest.fixture(scope="module")
 def sources():
-    for path in sorted(TESTS.rglob("*.py")):
-        name = path.relative_to(TESTS).as_posix()
-        if not name.startswith(APART) and name not in LEFT:
-            yield name, ast.parse(path.read_text(encoding="utf-8"))
+    paths = {path.relative_to(TESTS).as_posix(): path for path in sorted(TESTS.rglob("*.py"))}
+    return {
+        name: ast.parse(path.read_text(encoding="utf-8")) for name, path in paths.items() if not name.startswith(APART)
+    }
 
 
-#: The statements about the real drivers, whose two tables become one.
-LEFT = {f"contract/emulator/test_truth_{name}.py" for name in ("cuda", "cuda_runtime", "roc")} | {
-    "integration/every_backend/compat/test_cuda.py",
-    "integration/every_backend/compat/test_cuda_programs.py",
-    "helpers/waits.py",
-}
-
-
-def test_limits_follow_the_one_setting():
-    found = [f"{name}:{line} waits {seconds} s" for name, tree in sources() for line, seconds in limits(tree)]
+def test_limits_follow_the_one_setting(sources):
+    found = [f"{name}:{line} waits {seconds} s" for name, tree in sources.items() for line, seconds in limits(tree)]
     assert found == [], "take them from waits.patience, so that a busy machine can raise them"
 
 
-def test_what_must_not_go_on_is_asked_in_one_place():
-    found = [f"{name}:{line}" for name, tree in sources() for line in negative(tree)]
+def test_what_must_not_go_on_is_asked_in_one_place(sources):
+    found = [f"{name}:{line}" for name, tree in sources.items() for line in negative(tree)]
     assert found == [], "take waits.blocked"
 
 

@@ -373,7 +373,7 @@ def test_who_comes_while_the_names_are_registered_waits(numba, monkeypatch):
     threads[1].join(0.2)  # time enough to go wrong
     go_on.set()
     for each in threads:
-        each.join()
+        each.join(patience())
     assert found == [{"one": 1, "other": 2}]
 
 

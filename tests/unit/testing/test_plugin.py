@@ -11,6 +11,7 @@ from waits import patience
 
 import devmem
 from devmem.testing import StreamHold, emulator
+from devmem.toolkit.toolchain import cache_folder
 
 pytest_plugins = ["pytester"]
 
@@ -21,6 +22,10 @@ CONFTEST = (
 )
 
 
+#: What is compiled is kept: pytester gives its tests another home.
+CACHE = cache_folder("emulator").parents[1]
+
+
 def needs_a_compiler() -> None:
     try:
         emulator.library("roc")
@@ -29,7 +34,9 @@ def needs_a_compiler() -> None:
 
 
 @pytest.fixture
-def run(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pytest.RunResult]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(CACHE))
+
     def run(code: str, *options: str) -> pytest.RunResult:
         pytester.makeconftest(CONFTEST)
         pytester.makepyfile(code)

@@ -9,13 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 import wrong_drivers
-from waits import patience
+from waits import patience, together
 
 from devmem.backends.host.hooks import HostBackend
 from devmem.spi.driver import Backend, Driver
@@ -63,7 +64,7 @@ class Suite(DriverTests):
 
 
 #: Seconds after which a hold expires: faulty drivers wait where they must not. On a busy machine the shortest may be too short.
-PATIENCE = 0.8, 3.2, 12.8
+PATIENCE = 0.2, 0.8, 3.2, 12.8
 
 
 @pytest.fixture
@@ -190,13 +191,33 @@ STUCK_DRIVERS = [
 ]
 
 
-@pytest.mark.parametrize(("driver", "test", "method"), STUCK_DRIVERS, ids=[each[2] for each in STUCK_DRIVERS])
-def test_a_stuck_driver_is_reported_with_its_stack(tmp_path: Path, driver: str, test: str, method: str) -> None:
+@pytest.fixture(scope="module")
+def stuck(tmp_path_factory: pytest.TempPathFactory) -> dict[str, subprocess.CompletedProcess[str]]:
+    """What became of each stuck driver: all of them wait side by side."""
+    folder = tmp_path_factory.mktemp("stuck")
+    (folder / "test_stuck.py").write_text(STUCK)
+
+    def ran(driver: str, test: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider"]
+        return subprocess.run(
+            [*command, f"test_stuck.py::TestStuck::{test}"],
+            cwd=folder,
+            env={**os.environ, "DRIVER": driver},
+            capture_output=True,
+            text=True,
+            timeout=patience(140),
+        )
+
+    found = together(*(partial(ran, driver, test) for driver, test, _ in STUCK_DRIVERS), limit=140)
+    return {method: each for (_, _, method), each in zip(STUCK_DRIVERS, found, strict=True)}
+
+
+@pytest.mark.parametrize(("driver", "method"), [(each[0], each[2]) for each in STUCK_DRIVERS])
+def test_a_stuck_driver_is_reported_with_its_stack(
+    stuck: dict[str, subprocess.CompletedProcess[str]], driver: str, method: str
+) -> None:
     """With the GIL kept, no thread of Python runs any more: the watchdog of the suite writes the stacks, and ends the process."""
-    (tmp_path / "test_stuck.py").write_text(STUCK)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", f"test_stuck.py::TestStuck::{test}"]
-    environment = {**os.environ, "DRIVER": driver}
-    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=patience(140))
+    ran = stuck[method]
     assert ran.returncode == 1, ran.stdout
     assert "Timeout" in ran.stderr
     assert re.search(rf'wrong_drivers/\w+.py", line \d+ in {method}$', ran.stderr, re.MULTILINE), ran.stderr

@@ -157,7 +157,10 @@ def test_of_any_layout(stream, hold, tmp_path, need_kind, need, memory, layout, 
 
 
 @pytest.mark.timeout(240)  # a mapped file is written to a disk that others may use too
-@memories
+@pytest.mark.parametrize(
+    "memory",
+    ["pageable", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in MEMORIES if each != "pageable")],
+)
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_of_256_mib(stream, hold, tmp_path, need_kind, need, memory, direction):
     """As large as the promise is made for: half of DEVMEM_STAGING_LIMIT."""

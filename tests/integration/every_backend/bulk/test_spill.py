@@ -729,6 +729,7 @@ def test_a_handler_changes_the_key_that_its_thread_changes(verb, make, at_point)
     assert number > 5
 
 
+@pytest.mark.exhaustive  # as long as the square of the points
 def test_a_handler_moves_the_key_that_its_thread_is_about_to_move(make, at_point):
     """At each point: it moves once, with all its bytes."""
     number, left = 0, 0

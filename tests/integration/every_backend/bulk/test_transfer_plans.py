@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem as dm
 from devmem.testing import hold
@@ -413,7 +414,7 @@ def test_another_thread_may_wait_for_the_device_while_plans_are_made(stream):
             plan.close()
     finally:
         done.set()
-        thread.join()
+        thread.join(patience())
     assert not failed
     stream.synchronize()
     assert (array.copy_to_host() == host).all()

@@ -7,6 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem as dm
 from devmem.compat import numba_cuda as cuda
@@ -478,7 +479,7 @@ def test_callbacks_are_called_in_order_when_the_stream_has_passed(need, hold):
         stream.add_callback(lambda *_: done.set())
         assert not calls
         latch.release()
-    assert done.wait(100)
+    assert done.wait(patience())
     assert calls == [(stream, 0, number) for number in range(5)]
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 import pickle
-import threading
+from functools import partial
 
 import numpy as np
 import pytest
+from waits import together
 
 import devmem as dm
 from devmem.compat import numba_cuda as cuda
@@ -185,19 +186,14 @@ def test_nothing_is_freed_in_a_section_that_has_to_be_fast():
 
 
 def test_a_thread_for_each_device(device):
-    results = {}
     backend = device.backend
 
     def work(number):
         with dm.use_backend(backend), cuda.gpus[number]:
-            results[number] = cuda.to_device(np.full(10, number)).copy_to_host().sum()
+            return cuda.to_device(np.full(10, number)).copy_to_host().sum()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(cuda.gpus))]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(100)
-    assert results == {number: 10 * number for number in range(len(cuda.gpus))}
+    numbers = range(len(cuda.gpus))
+    assert together(*(partial(work, number) for number in numbers)) == [10 * number for number in numbers]
 
 
 def test_time_between_events():

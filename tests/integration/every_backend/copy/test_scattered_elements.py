@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem as dm
 from devmem._core.copy.engine import CopyEngine
@@ -215,7 +216,7 @@ def test_another_thread_may_lock_the_memory_between_two_parts(uneven, image, nee
         real(*arguments)
 
     def lock() -> None:
-        begun.wait()
+        assert begun.wait(patience())
         with dm.use_backend(uneven.name):
             dm.register(into)
 
@@ -223,7 +224,7 @@ def test_another_thread_may_lock_the_memory_between_two_parts(uneven, image, nee
     monkeypatch.setattr(CopyEngine, "_on_device", on_device)
     other.start()
     there[COLOUR].copy_to_host(out)
-    other.join()
+    other.join(patience())
     assert np.array_equal(out, whole[COLOUR])
     dm.deregister(into)
     dm.deregister(apart)

@@ -303,6 +303,7 @@ assert live() == 0
         assert (one.copy_to_host() == data()).all()
 
 
+@pytest.mark.exhaustive
 @of_both
 def test_ten_thousand_are_opened_and_closed(there):
     array = dm.to_device(data())

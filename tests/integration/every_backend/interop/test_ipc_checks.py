@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from two_processes import THERE, data, of_both
+from waits import patience
 
 import devmem as dm
 from devmem._core.interop import sharing
@@ -200,7 +201,7 @@ assert live() == 0 and len(os.listdir("/proc/self/fd")) == before
 """,
             (dataclasses.replace(handle, owner=listener.getsockname().decode()[1:]), len(answers)),
         )
-        thread.join()
+        thread.join(patience())
 
 
 ELSEWHERE = """

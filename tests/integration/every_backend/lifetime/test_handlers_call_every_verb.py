@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem as dm
 from devmem._core.device.open_device import left_open
@@ -131,7 +132,7 @@ def test_a_handler_may_call_it(name, backend, at_point):
             outer.run()
         for thread in threading.enumerate():  # of a prefetch that was refused: no handler waits for it
             if thread.name == "devmem-prefetch":
-                thread.join()
+                thread.join(patience())
         try:
             env.check()
             outer.run()
