@@ -50,8 +50,9 @@ class Holdings(Part):
             ptr = int(made[0])
             table[ptr] = ptr
         except BaseException:
-            for each in made:
-                give_back(int(each))
+            for each in map(int, made):
+                table.pop(each, None)
+                give_back(each)
             raise
         return ptr
 
