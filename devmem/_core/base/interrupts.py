@@ -70,13 +70,3 @@ def is_out(below: object, what: int) -> bool:
     """Whether a driver knows that it was not given an address back; of one that cannot tell: no."""
     asked = getattr(below, "is_out", None)
     return asked is not None and bool(asked(what))
-
-
-def is_untaken(error: BaseException, below: object, what: int) -> bool:
-    """Whether what raised has not taken the address that it was given back."""
-    return isinstance(error, CannotWait)
-
-
-def keeps(deallocate: Verb) -> Verb:
-    """Return a `deallocate` that has the block from its first line on."""
-    return deallocate
