@@ -472,6 +472,7 @@ def test_a_thread_waits_for_pages_that_a_driver_is_busy_with(pair, locked, recor
     assert locked() == {}
 
 
+@pytest.mark.races("it replaces methods of the backend's own driver")
 def test_registering_while_the_device_is_reset_leaves_nothing_locked(pair, locked, recorded):
     a = pages(1)
     entered, leave = threading.Event(), threading.Event()
