@@ -53,5 +53,5 @@ class Changes:
     def tell(self) -> None:
         """Let what waits look again."""
         with suppress(IndexError):
-            while True:
+            for _ in range(len(self._waiting)):
                 self._waiting.popleft().put(None)

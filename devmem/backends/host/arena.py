@@ -8,10 +8,10 @@ A block ends in two steps. After `invalidate` no address in it is found, but its
 become another block. Between the two the owner waits for the work that uses the block. What `invalidate` returns names this end:
 `recycle` does nothing for an end that is over, so an interrupted owner may leave the block to any later one.
 
-Any thread may call any method. `allocate` and `recycle` take a lock. A stream's thread, for which a caller that has the lock may
-wait, takes none, and leaves chunks that become free to the next caller. A signal's handler, or a finalizer that the garbage
-collector runs, may come between two lines and call the arena again. It finds it whole: a slab is listed before a slot of it is
-free, and what must change together is changed as `devmem.toolkit.one_step` says.
+Any thread may call any method. A reentrant lock guards what is free. A stream's thread, for which a caller that has the lock may
+wait, takes none: `recycle_later` leaves the block to the next caller. A signal's handler, or a finalizer that the garbage
+collector runs, may come behind a call and call the arena again. So slots and chunks are taken before they are given out, and are
+free only when all else has been done: an interrupt may leave some taken until the arena is unmapped, and none free twice.
 """
 
 from __future__ import annotations
@@ -22,15 +22,12 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections import deque
 from contextlib import suppress
-from functools import partial
 
 import numpy as np
 
 from devmem.spi.sizes import exact_size
-from devmem.toolkit.host_functions import this_thread
-from devmem.toolkit.one_step import consume, in_one_step, prepared
 
 from .error_codes import host_error
 
@@ -59,58 +56,44 @@ class Arena:
         self.ending: dict[int, object] = {}  # address of a block that is neither live nor recycled -> its end
         # For each chunk 0 if it is free. Searching bytes is fast, and joins neighbours by itself.
         self._chunks = bytearray(self.size // CHUNK)
-        self._slabs: dict[int, _Slab] = {}  # by the index of each of its chunks
+        self._slabs: dict[int, _Slab] = {}  # by the index of each of its chunks; those of free chunks have no slots
         #: By the size of a slot; the newest is filled first. All that have a free slot, and some that have none.
         self._with_room: dict[int, dict[_Slab, None]] = {}
         #: For each chunk 0 if it has no pages: it was never taken, or not since they were given back.
         self._touched = bytearray(len(self._chunks))
         self._kept = 0  # bytes of free chunks with pages
-        self._empty: list[_Slab] = []  # which streams' threads have emptied
+        self._passed: deque[tuple[int, object]] = deque()  # blocks that can be recycled, and their ends
         self._lock = threading.RLock()
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of a new block of ``nbytes``, a multiple of 256; raise `OutOfMemory`."""
         step = _slot_size(nbytes) if nbytes <= SLAB_LIMIT else -(-nbytes // CHUNK) * CHUNK
-        slab, ptr = None, 0
-        try:  # around the lock: an interrupt may come as it is given back
-            with self._lock:
-                while self._empty:
-                    self._drop(self._empty.pop())
-                while True:
-                    slabs = self._with_room.get(step)
-                    if slabs is None:
-                        slabs = self._with_room.setdefault(step, {})
-                    try:
-                        slab = next(reversed(slabs)) if slabs else None
-                    except RuntimeError:  # they have changed meanwhile
-                        continue
-                    if slab is None:
-                        slab = self._new_slab(step, nbytes)
-                    free = slab.free
-                    if free:
-                        # No call stands between these: the slot is taken and the block is live, or neither.
-                        ptr = free[-1]
-                        del free[-1]
-                        self.live[ptr] = nbytes
-                        return ptr
-                    slabs.pop(slab, None)
-        except BaseException:
-            if ptr and slab is not None:
-                in_one_step(
-                    partial(self.live.pop, ptr, None),
-                    partial(slab.free.append, ptr),
-                    partial(self._with_room[slab.step].__setitem__, slab, None),
-                )
-            raise
+        with self._lock:
+            self._recycle_passed()
+            slabs = self._with_room.get(step)
+            if slabs is None:
+                slabs = self._with_room.setdefault(step, {})
+            while True:
+                try:
+                    slab = next(reversed(slabs), None)
+                except RuntimeError:  # a handler has changed them
+                    continue
+                if slab is None:
+                    slab = self._new_slab(step, nbytes)
+                if slab.free:
+                    ptr = slab.free.pop()
+                    self.live[ptr] = nbytes
+                    return ptr
+                slabs.pop(slab, None)
 
     def invalidate(self, ptr: int, nbytes: int) -> object | None:
         """End the block: no call finds it from now on, its bytes stay taken. Return the end; None if there is no such block."""
         end = object()
-        # No call stands between these: the block is live, or it is ending.
-        if ptr in self.live and self.live[ptr] == nbytes:
-            del self.live[ptr]
-            self.ending[ptr] = end
-            return end
+        with self._lock:
+            if ptr in self.live and self.live[ptr] == nbytes:
+                self.ending[ptr] = end
+                del self.live[ptr]
+                return end
         return None
 
     def recycle(self, ptr: int, end: object) -> None:
@@ -118,23 +101,31 @@ class Arena:
 
         The slot gets an int of its own: `knows` tells one block at it from the next.
         """
-        slab = self._slabs.get((ptr - self.base) // CHUNK)
-        if slab is None:
-            return
-        slabs, slot = self._with_room[slab.step], (slab.base + (ptr - slab.base),)
-        # No call stands between the question and these: the block is ending, or its slot is free.
-        if ptr not in self.ending or self.ending[ptr] is not end:
-            return
-        del self.ending[ptr]
-        slab.free += slot
-        slabs[slab] = None
-        # One empty slab of each size stays, or allocating and freeing one small block would build a slab each time.
-        if len(slab.free) == slab.slots and (len(slabs) > 1 or slab.step > SLAB_LIMIT):
-            if this_thread.runs_host_function:
-                self._empty.append(slab)
-            else:
-                with self._lock:
-                    self._drop(slab)
+        with self._lock:
+            slab = self._slabs.get((ptr - self.base) // CHUNK)
+            if slab is None:
+                return
+            slabs = self._with_room[slab.step]
+            if ptr not in self.ending or self.ending[ptr] is not end:
+                return
+            del self.ending[ptr]
+            slabs[slab] = None
+            slab.free.append(slab.base + (ptr - slab.base))
+            # One empty slab of each size stays, or allocating and freeing one small block would build a slab each time.
+            if len(slab.free) == slab.slots and (len(slabs) > 1 or slab.step > SLAB_LIMIT):
+                self._drop(slab)
+
+    def recycle_later(self, ptr: int, end: object) -> None:
+        """Let the next caller do it: takes no lock."""
+        self._passed.append((ptr, end))
+
+    def _recycle_passed(self) -> None:
+        while self._passed:
+            try:
+                passed = self._passed.popleft()
+            except IndexError:  # a handler has come between
+                return
+            self.recycle(*passed)
 
     def knows(self, ptr: int) -> bool:
         """Return whether the block that was handed out under this very int is live, and no later one at its address."""
@@ -143,19 +134,26 @@ class Arena:
     def discard(self) -> None:
         """Give the pages of all that is free back to the operating system, also those of the empty slabs that are kept."""
         with self._lock:
-            for slab in [
-                slab for each in list(self._with_room.values()) for slab in list(each) if len(slab.free) == slab.slots
-            ]:
-                self._drop(slab)
+            self._recycle_passed()
+            self._drop_empty()
             if self._kept:
                 self._kept = 0
                 for run in re.finditer(rb"\0+", bytes(self._chunks)):
-                    self._discard(run.start(), run.end())
+                    first, end = run.span()
+                    free, taken = bytes(end - first), b"\1" * (end - first)
+                    if self._chunks[first:end] == free:
+                        self._chunks[first:end] = taken  # meanwhile
+                        try:
+                            self._discard(first, end)
+                        finally:
+                            self._chunks[first:end] = free
 
     @property
     def used(self) -> int:
         """Bytes that are taken from the range, with what rounding up adds."""
-        slabs = list(self._slabs.values())  # a finalizer may give memory back meanwhile
+        with self._lock:
+            self._recycle_passed()
+            slabs = list(self._slabs.values())
         return sum(slab.step * (slab.slots - len(slab.free)) for slab in set(slabs))
 
     def resolve(self, ptr: int, nbytes: int) -> int:
@@ -180,62 +178,56 @@ class Arena:
         return ptr < self.end and ptr + nbytes > self.base
 
     def _new_slab(self, step: int, nbytes: int) -> _Slab:
+        """Make a slab of free chunks, or raise `OutOfMemory`."""
         count = -(-step // CHUNK)
         fits = count <= len(self._chunks)
-        free, taken, slabs = bytes(count * fits), b"\1" * (count * fits), self._with_room[step]
+        free, taken = bytes(count * fits), b"\1" * (count * fits)
         for dropped in (False, True) if fits else ():
             while (first := self._chunks.find(free)) >= 0:
                 slab = _Slab(self.base + first * CHUNK, step)
-                changes = prepared(
-                    [
-                        partial(self._chunks.__setitem__, slice(first, first + count), taken),
-                        partial(self._slabs.update, dict.fromkeys(range(first, first + count), slab)),
-                        partial(slabs.__setitem__, slab, None),
-                    ]
-                )
-                if self._chunks[first : first + count] == free:
-                    consume(changes)
-                    self._kept = max(self._kept - self._touched.count(1, first, first + count) * CHUNK, 0)
-                    self._touched[first : first + count] = taken
-                    return slab
-            for slab in () if dropped else [slab for each in list(self._with_room.values()) for slab in list(each)]:
-                self._drop(slab)
+                chunks = dict.fromkeys(range(first, first + count), slab)
+                if self._chunks[first : first + count] != free:  # a handler has come between
+                    continue
+                self._chunks[first : first + count] = taken
+                self._slabs |= chunks
+                self._with_room[step][slab] = None
+                self._kept = max(self._kept - self._touched.count(1, first, first + count) * CHUNK, 0)
+                self._touched[first : first + count] = taken
+                return slab
+            if not dropped:
+                self._drop_empty()
         left = self.size - self.used
         why = f"asked for {exact_size(nbytes)}, {exact_size(left)} of {exact_size(self.size)} are free"
         raise host_error("alloc", "OUT_OF_MEMORY", why)
 
+    def _drop_empty(self) -> None:
+        for slab in [slab for each in list(self._with_room.values()) for slab in list(each)]:
+            self._drop(slab)
+
     def _drop(self, slab: _Slab) -> None:
         """Make the chunks of a slab free, if it is empty."""
         first, count, slabs = (slab.base - self.base) // CHUNK, -(-slab.step // CHUNK), self._with_room[slab.step]
-        changes = prepared(
-            [
-                slab.free.clear,  # for an allocation that has chosen it, and that this call has interrupted
-                *(partial(self._slabs.pop, index) for index in range(first, first + count)),
-                partial(self._chunks.__setitem__, slice(first, first + count), bytes(count)),
-            ]
-        )
-        listed = slab.free[slab.slots - 1 :] and slabs.pop(slab, slab) is None
-        if not listed:  # it is in use again, or was dropped meanwhile
+        free = bytes(count)
+        # None is left for an allocation that has chosen the slab, and that this call has interrupted.
+        slots, slab.free = slab.free, []
+        if not slots or len(slots) < slab.slots:  # it is in use, or was dropped meanwhile
+            slab.free += slots
             return
+        slab.slots = 0  # `_slabs` has it until another one is made of the chunks
+        if slab in slabs:
+            del slabs[slab]
         try:
-            consume(changes)
-        except BaseException:
-            if self._slabs.get(first) is slab:
-                slabs[slab] = None
-            raise
-        if self._kept + count * CHUNK > KEPT_PAGES:
-            self._discard(first, first + count)
-        else:
-            self._kept += count * CHUNK
+            if self._kept + count * CHUNK > KEPT_PAGES:
+                self._discard(first, first + count)
+            else:
+                self._kept += count * CHUNK
+        finally:
+            self._chunks[first : first + count] = free  # last: another slab can be made of them
 
     def _discard(self, first: int, end: int) -> None:
-        """Give the pages of free chunks back to the operating system; nothing is made of them meanwhile: the lock is held."""
-        free = bytes(end - first)
-        discard = prepared(self.mapping.discarding(first * CHUNK, len(free) * CHUNK))
-        with suppress(OSError, ValueError):  # it refuses: they stay resident
-            if self._chunks[first:end] == free:
-                consume(discard)
-                self._touched[first:end] = free
+        """Give the pages of chunks that nobody uses back to the operating system."""
+        if self.mapping.discard(first * CHUNK, (end - first) * CHUNK):
+            self._touched[first:end] = bytes(end - first)
 
 
 class _Slab:
@@ -297,15 +289,13 @@ class Mapping:
         if file >= 0:
             os.close(file)
 
-    def discard(self, offset: int, nbytes: int) -> None:
-        """Give pages back to the operating system. If it refuses, they stay resident and nothing else changes."""
+    def discard(self, offset: int, nbytes: int) -> bool:
+        """Give pages back to the operating system. False where it refuses: they stay resident and nothing else changes."""
         with suppress(OSError, ValueError):
-            for discard in self.discarding(offset, nbytes):
-                discard()
-
-    def discarding(self, offset: int, nbytes: int) -> list[Callable[[], None]]:
-        """The call that gives pages back to the operating system, where there is one; it may raise OSError or ValueError."""
-        return [] if self._advice is None else [partial(self._maps[0].madvise, self._advice, offset, nbytes)]
+            if self._advice is not None:
+                self._maps[0].madvise(self._advice, offset, nbytes)
+            return True
+        return False
 
     def unmap(self) -> None:
         """Unmap the bytes. No thread may be using them."""

@@ -129,7 +129,7 @@ class HostDriver(ComposedDriver, StridedCopies):
                     use.freed.append((ptr, end))
                     if not use.done:
                         return
-            self._engine.start(on, 0, self._space.device.recycle, ptr, end)
+            self._engine.start(on, 0, self._space.device.recycle_later, ptr, end)
 
     # There is no pool: what was freed is never held. But its pages may be resident until it is trimmed.
     def pool_cached(self) -> int:

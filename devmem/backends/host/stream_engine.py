@@ -9,8 +9,9 @@ costs less than to wake another.
 One lock guards the order of the jobs of all devices, as a stream may wait for an event of another device. Callers alone take it.
 A stream's thread takes none, so a job can always be completed, also while a caller that holds the lock waits: in a signal's
 handler, or in a finalizer that the garbage collector runs. Such code may come between any two lines of the caller, calls the
-engine again, and finds it whole; `_publish` sees that something has come between, and looks anew. An interrupt between any two
-lines leaves a job published whole or not at all. How: see `devmem.toolkit.one_step`.
+engine again; `_publish` sees that something has come between, and looks anew. Python lets it come behind calls, where a function
+begins, and where a loop goes round: where a job is published, and where it ends, there is none of these between two lines. So an
+interrupt leaves no job that others would wait for in vain.
 
 Jobs of the backend do not fail; if one does, the device is lost. Host functions of the user do: what they raise is kept until
 a call waits for their stream, and raised there. When such a wait is interrupted, so are the functions that it waits for, or an
@@ -32,7 +33,6 @@ import warnings
 import weakref
 from _thread import start_new_thread
 from collections.abc import Callable, Iterable
-from functools import partial
 from operator import attrgetter
 from queue import SimpleQueue
 from typing import cast
@@ -41,7 +41,6 @@ from devmem.spi.errors import DevmemWarning
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 from devmem.toolkit.exiting import is_exiting
 from devmem.toolkit.host_functions import this_thread
-from devmem.toolkit.one_step import consume, prepared
 
 from .error_codes import host_error
 from .streams import Event, Job, Run, Stream, Use
@@ -94,12 +93,13 @@ class StreamEngine:
 
     def stream_destroy(self, stream: int) -> None:
         self._check("stream_destroy")
-        try:
-            destroyed = self.streams[0 if stream == LEGACY_STREAM else stream]
-            destroyed.end(partial(self.streams.pop, stream))
-        except KeyError:
-            why = f"{stream!r} is not a stream that was created"
-            raise host_error("stream_destroy", "INVALID_HANDLE", why) from None
+        with self.lock:
+            destroyed = self.streams.get(stream)
+            if destroyed is None or destroyed is self.legacy:
+                why = f"{stream!r} is not a stream that was created"
+                raise host_error("stream_destroy", "INVALID_HANDLE", why)
+            destroyed.end()
+            self.streams.pop(stream, None)
 
     def stream_synchronize(self, stream: int) -> None:
         on = self.stream(stream, "stream_synchronize")
@@ -187,14 +187,17 @@ class StreamEngine:
         try:
             self.enqueue(Job(on, after=[latch]))
         except BaseException:
-            latch.abandon(partial(self._holds.pop, handle))
+            latch.abandon()
+            self._holds.pop(handle, None)
             raise
         return handle
 
     def release(self, hold: int) -> None:
         self._check("release")
         latch = self._holds.get(hold)
-        if latch is None or not latch.abandon(partial(self._holds.pop, hold)):
+        is_released = latch is not None and latch.abandon()
+        self._holds.pop(hold, None)
+        if not is_released:
             raise host_error("release", "INVALID_HANDLE", f"{hold!r} is not a hold, or was released")
 
     # -- jobs --------------------------------------------------------------------------------------------------------
@@ -263,7 +266,14 @@ class StreamEngine:
                 return job
             if not job.stream.has_thread and not _left_to_callers:
                 self._start_thread(job.stream)
-            self._publish(job)
+            try:
+                for jobs in job.touches:
+                    jobs.add(job)
+                self._publish(job)
+            except BaseException:
+                if not job.number:
+                    job.abandon()
+                raise
         return job
 
     def wait(self, job: Job) -> None:
@@ -282,7 +292,7 @@ class StreamEngine:
             for job in (*list(self.busy.values()), *list(self.foreign)):
                 if isinstance(job, Use) and job.thread == threading.get_ident():
                     is_drained = False
-                else:
+                elif isinstance(job, Use) or job.number:  # not one that a caller is about to publish
                     self._await(job)
         return is_drained
 
@@ -367,18 +377,13 @@ class StreamEngine:
         """Make the job the last of its stream; the lock is held."""
         stream, first = job.stream, job.after
         while True:
-            newest, job.number = _newest[0], next(_numbers)
+            newest, number = _newest[0], next(_numbers)
             job.after = [*first, *self._before(stream)]
-            changes = prepared(
-                [
-                    partial(_newest.__setitem__, 0, job.number),
-                    partial(self.busy.__setitem__, stream, job),
-                    partial(stream.queue.put, job),
-                    *(partial(jobs.add, job) for jobs in job.touches),
-                ]
-            )
             if _newest[0] == newest:
-                return consume(changes)
+                break
+        job.number = _newest[0] = number
+        self.busy[stream] = job
+        stream.queue.put(job)
 
     def _refusal(self) -> BaseException:
         if self.lost:
@@ -420,13 +425,11 @@ class StreamEngine:
 
     def _start_thread(self, stream: Stream) -> None:
         # Not by `threading.Thread`, whose `start` waits in Python: an interrupt there breaks the new thread.
-        start = prepared(
-            [partial(start_new_thread, self._work, (stream.queue,)), partial(setattr, stream, "has_thread", True)]
-        )
+        stream.has_thread = True
         try:
-            if not stream.has_thread:
-                consume(start)
+            start_new_thread(self._work, (stream.queue,))
         except RuntimeError as error:
+            stream.has_thread = False
             if is_exiting():  # no thread can start any more: callers run the jobs
                 return
             raise host_error("stream", "OPERATING_SYSTEM", f"cannot start a thread for the stream: {error}") from error
@@ -476,8 +479,8 @@ class StreamEngine:
         """Make the per-thread stream of a thread, and end those of threads that have ended."""
         for ended, stream in list(self._per_thread.items()):
             if not ended.is_alive():
-                self._per_thread.pop(ended, None)
                 stream.end()
+                self._per_thread.pop(ended, None)
         return self._per_thread.setdefault(thread, Stream(self, non_blocking=False))
 
 

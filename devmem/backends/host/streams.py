@@ -18,8 +18,6 @@ from queue import SimpleQueue
 import numpy as np
 import numpy.typing as npt
 
-from devmem.toolkit.one_step import in_one_step
-
 Run = Callable[..., object]
 #: The address of the first row, the bytes from one row to the next, and from one slice of rows to the next.
 Rows = tuple[int, int, int]
@@ -46,10 +44,11 @@ class Stream:
         self.queue: SimpleQueue[Job | None] = SimpleQueue()
         self.has_thread = False
 
-    def end(self, *also: Run) -> None:
-        """Let the thread end after the jobs that are enqueued, and make the other calls with it."""
-        last = (partial(setattr, self, "has_thread", False), partial(self.queue.put, None)) if self.has_thread else ()
-        in_one_step(*also, *last)
+    def end(self) -> None:
+        """Let the thread end after the jobs that are enqueued."""
+        if self.has_thread:
+            self.has_thread = False
+            self.queue.put(None)
 
 
 class Job:
@@ -58,6 +57,8 @@ class Job:
     ``function`` is the host function that it calls, if any. ``touches`` are the ``foreign`` jobs of other devices whose memory it
     uses; it is one of them until it is done. ``work`` holds what is to run until a thread takes it out, and only that thread
     completes the job. An ``abandoned`` job is done, but never ran. ``gate`` is locked until the job is done: a wait passes it.
+
+    No call stands between the lines that end a job, behind which a signal's handler could raise: others wait at its gate.
     """
 
     __slots__ = ("abandoned", "after", "done", "function", "gate", "number", "seconds", "stream", "touches", "work")
@@ -97,22 +98,27 @@ class Job:
             return False
         return True
 
-    def abandon(self, *also: Run) -> bool:
-        """End the job before it begins, and make the other calls with it. False, and no call, if its work has begun."""
+    def abandon(self) -> bool:
+        """End the job before it begins. False if its work has begun."""
         try:
-            in_one_step(self.work.pop, *also, partial(setattr, self, "abandoned", True), *self._completion())
+            del self.work[0]
         except IndexError:
             return False
+        self.abandoned = self.done = True
+        self.gate.release()
+        self._let_go()
         return True
 
     def complete(self) -> None:
         """End the job, whose work has run."""
         self.after, self.function, self.seconds = (), None, time.perf_counter()
-        in_one_step(*self._completion())
+        self.done = True
+        self.gate.release()
+        self._let_go()
 
-    def _completion(self) -> tuple[Run, ...]:
-        let_go = (partial(jobs.discard, self) for jobs in self.touches)
-        return partial(setattr, self, "done", True), *let_go, self.gate.release
+    def _let_go(self) -> None:
+        for jobs in self.touches:
+            jobs.discard(self)
 
 
 class Use(Job):
@@ -129,7 +135,9 @@ class Use(Job):
     def end(self) -> None:
         """End it, unless it has ended."""
         if not self.done:
-            in_one_step(*self._completion())
+            self.done = True
+            self.gate.release()
+        self._let_go()
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

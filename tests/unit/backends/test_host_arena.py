@@ -156,7 +156,7 @@ def test_many_live_blocks():
     for ptr in blocks:
         release(arena, ptr, 128)
     assert arena.used == 0
-    assert len(arena._slabs) <= 1
+    assert sum(arena._chunks) <= 1
     arena.mapping.unmap()
 
 
