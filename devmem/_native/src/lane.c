@@ -3,7 +3,6 @@
  * A lane is taken where the device's driver is the one that offered the table, the device is not being closed, no stream and no stack
  * of memory is in force for the thread, no page-locked memory is about, and nothing dropped needs more than the driver's stream-ordered
  * free. All of that is looked at in every call; what is not so is Python's to do.
- *
  * Calls in the vendor's library go without the GIL, and are counted in the handle: a device that is closed waits for them.
  */
 #include "native.h"
@@ -178,15 +177,13 @@ static PyObject *pool_blocks(const struct lane *lane, size_t nbytes) {
 }
 
 PyObject *from_pool(const struct lane *lane, size_t nbytes) {
-    PyObject *blocks = pool_blocks(lane, nbytes);
+    PyObject *blocks = pool_blocks(lane, nbytes), *ptr = NULL;
     Py_ssize_t count = blocks ? PyList_Size(blocks) : 0;
-    if (count < 1)
-        return NULL;
-    PyObject *ptr = PyList_GetItem(blocks, count - 1);
-    Py_INCREF(ptr);
-    if (PyList_SetSlice(blocks, count - 1, count, NULL) < 0) {
+    if (count > 0) {
+        Py_INCREF(ptr = PyList_GetItem(blocks, count - 1));
+        if (PyList_SetSlice(blocks, count - 1, count, NULL) < 0)
+            Py_CLEAR(ptr);
         PyErr_Clear();
-        Py_CLEAR(ptr);
     }
     return ptr;
 }

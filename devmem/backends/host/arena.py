@@ -225,7 +225,7 @@ class Arena:
             self._chunks[first : first + count] = free  # last: another slab can be made of them
 
     def _discard(self, first: int, end: int) -> None:
-        """Give the pages of chunks that nobody uses back to the operating system."""
+        """Give the pages of chunks that are not in use back to the operating system."""
         if self.mapping.discard(first * CHUNK, (end - first) * CHUNK):
             self._touched[first:end] = bytes(end - first)
 

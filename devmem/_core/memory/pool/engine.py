@@ -86,7 +86,7 @@ class Pool(Adaptor, ABC):
     @property
     def cached_bytes(self) -> int:
         """Bytes that are free or on their way back, here and in the upstream; also those that a stream may still use."""
-        return self._lists.count_cached() + sum(list(self._lists.transit.values())) + super().cached_bytes
+        return self._lists.cached + sum(list(self._lists.transit.values())) + super().cached_bytes
 
     def is_out(self, ptr: int) -> bool:
         """No: blocks are kept here."""
@@ -122,9 +122,9 @@ class Pool(Adaptor, ABC):
 
     def _released(self, keep_bytes: int) -> int:
         """Release idle chunks beyond so many bytes; how many bytes are kept then."""
-        cached = self._lists.count_cached()
+        cached = self._lists.cached
         self._release(cached - keep_bytes)
-        return self._lists.count_cached() if cached > keep_bytes else cached
+        return self._lists.cached if cached > keep_bytes else cached
 
     def _miss(self, nbytes: int, stream: int) -> int:
         if nbytes <= 0:
@@ -149,26 +149,27 @@ class Pool(Adaptor, ABC):
         try:
             return self._from_new_chunk(chunk, nbytes, stream)
         except MemoryError:
-            reusable = self._lists.count_cached() and not self._reuse.any_capturing()
+            reusable = self._lists.cached and not self._reuse.any_capturing()
             if not reusable and self._size(nbytes) >= chunk:
                 raise
         if reusable:
             self._reuse.wait_for_device()
             if ptr := self._cut(nbytes, stream, Effort.LAST):
                 return ptr
-            self._release(self._lists.count_cached())
+            self._release(self._lists.cached)
         return self._from_new_chunk(self._size(nbytes), nbytes, stream)
 
     def _from_new_chunk(self, chunk: int, nbytes: int, stream: int) -> int:
         lists, me = self._lists, get_ident()
         with lists.lock:
             if lists.reserved + chunk > self._limit:
+                cached = lists.cached
                 raise OutOfMemory(
                     f"the limit is {exact_size(self._limit)}, of which {exact_size(lists.reserved)} are held: "
-                    f"{exact_size(chunk)} more do not fit, and {exact_size(lists.cached)} are cached but do not serve "
+                    f"{exact_size(chunk)} more do not fit, and {exact_size(cached)} are cached but do not serve "
                     f"({self!r}); raise max_bytes, or free something",
                     requested=nbytes,
-                    free=self._limit - lists.reserved + lists.cached,
+                    free=self._limit - lists.reserved + cached,
                     limit=self._limit,
                 )
             lists.request(me, chunk)

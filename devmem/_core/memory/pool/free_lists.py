@@ -104,6 +104,11 @@ class FreeLists:
         with self.lock:
             return None if self.changing else self._change(step, *arguments, **named)
 
+    def look(self, step: Callable[[], R]) -> R:
+        """Call a step that looks at the lists; what a handler changes meanwhile waits for its end."""
+        with self.lock:
+            return step() if self.changing else self._change(step)
+
     def _change(self, step: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         self.changing = True
         try:
@@ -136,7 +141,10 @@ class FreeLists:
 
     @property
     def cached(self) -> int:
-        """Bytes that are free."""
+        """Bytes that are free; in the middle of a change, those that are counted so far."""
+        return self.look(self._count_cached)
+
+    def _count_cached(self) -> int:
         pending = sum(each.nbytes for each in self.pending)
         return self.idle.nbytes + pending + sum(cache.nbytes for cache in self.caches())
 
@@ -151,11 +159,6 @@ class FreeLists:
     def new_bins(self) -> SizeBins:
         """Bins without blocks."""
         return SizeBins(self.chunks, 0 if self.whole_blocks else SMALL)
-
-    def count_cached(self) -> int:
-        """`cached`, for any thread; a handler in the middle of a change gets what is counted so far."""
-        with self.lock:
-            return self.cached if self.changing or not self.broken else self._change(lambda: self.cached)
 
     def coalesce(self) -> None:
         """Merge all free blocks with their neighbours."""

@@ -149,20 +149,23 @@ class PoolMemory(Pool):
 
     def report(self) -> PoolReport:
         """What the pool holds, and in how many pieces."""
+        with self._lists.lock:
+            self._lists.ask(self._lists.coalesce)
+            return self._lists.look(self._report)
+
+    def _report(self) -> PoolReport:
         lists = self._lists
-        with lists.lock:
-            lists.ask(lists.coalesce)
-            bins, cached = lists.all_bins(), lists.cached
-            return PoolReport(
-                reserved_bytes=lists.reserved,
-                peak_reserved_bytes=lists.peak_reserved,
-                live_bytes=lists.chunk_bytes - cached,
-                cached_bytes=cached,
-                largest_free_block=max(each.largest for each in bins),
-                free_blocks=sum(map(len, bins)),
-                chunks=len(lists.chunks),
-                streams=sum(bool(cache.free.nbytes) for cache in lists.caches()),
-            )
+        bins, cached = lists.all_bins(), lists.cached
+        return PoolReport(
+            reserved_bytes=lists.reserved,
+            peak_reserved_bytes=lists.peak_reserved,
+            live_bytes=lists.chunk_bytes - cached,
+            cached_bytes=cached,
+            largest_free_block=max(each.largest for each in bins),
+            free_blocks=sum(map(len, bins)),
+            chunks=len(lists.chunks),
+            streams=sum(bool(cache.free.nbytes) for cache in lists.caches()),
+        )
 
     def _size(self, nbytes: int) -> int:
         return rounded(nbytes)
