@@ -38,7 +38,7 @@ from timing import interleaved, ratio, spread
 import devmem as dm
 from devmem import memory
 from devmem._core.memory.allocation_log import Record, read, replay
-from devmem._core.memory.pool.size_bins import Chunks, FreeSet, class_of, rounded
+from devmem._core.memory.pool.size_bins import FreeSet, class_of, rounded
 from devmem.spi.driver import PROTOCOLS, Driver
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability
 
@@ -238,12 +238,11 @@ def peak_live(records: Iterable[Record]) -> int:
 
 def arena(records: Iterable[Record]) -> int:
     """Bytes that best fit needs in one unlimited arena with one stream and nothing returned: a reference for reserved bytes."""
-    chunks = Chunks()
+    chunks: dict[int, int] = {}
     free = FreeSet(chunks)
     top = UNIT
     live: dict[int, int] = {}
     for each in records:
-        chunks.journal.clear()  # nothing is undone here
         if not each.nbytes:
             continue
         size = rounded(each.nbytes)

@@ -74,7 +74,7 @@ def failure_of(backend, seed, steps):
 def test_it_finds_a_stream_that_is_destroyed_while_a_call_names_it(backend, need, monkeypatch):
     """Without leases: a stream may end between the look at it and the question whether it captures a graph."""
     need("capture")
-    monkeypatch.setattr(HandleLeases, "destroy", lambda self, destroy, handle: destroy(handle))
+    monkeypatch.setattr(HandleLeases, "destroy", lambda self, handle: handle.end())
     assert found(backend, "come_and_go")
 
 
