@@ -10,7 +10,6 @@ import schedules
 
 import devmem as dm
 from devmem._core.base.device_handle import DeviceHandle
-from devmem._core.ordering.leases import HandleLeases
 from devmem._core.ordering.stream_table import StreamTable
 
 pytestmark = pytest.mark.races("the scheduler replaces the modules that make locks")
@@ -69,13 +68,6 @@ def failure_of(backend, seed, steps):
     finally:
         gc.collect()
     return None
-
-
-def test_it_finds_a_stream_that_is_destroyed_while_a_call_names_it(backend, need, monkeypatch):
-    """Without leases: a stream may end between the look at it and the question whether it captures a graph."""
-    need("capture")
-    monkeypatch.setattr(HandleLeases, "destroy", lambda self, handle: handle.end())
-    assert found(backend, "come_and_go")
 
 
 def test_it_finds_work_on_the_default_stream_of_another_thread(backend, monkeypatch):
