@@ -122,14 +122,18 @@ def event_elapsed_time(start: Event, end: Event) -> float:
     return start.elapsed_time(end)
 
 
-def synchronize() -> None:
-    """Wait until everything on the current device is done.
+def synchronize(*others: Never) -> None:
+    """Wait until everything on the current device is done; ``stream.synchronize()`` waits for what is on a stream alone.
 
     Examples
     --------
     >>> d = dm.to_device(np.arange(3), dm.stream())
     >>> dm.synchronize()                        # whatever runs on the device is done
     """
+    if others:
+        raise TypeError(
+            "synchronize() waits for the current device: stream.synchronize(), or device.synchronize(), for others"
+        )
     current_device().synchronize()
 
 
