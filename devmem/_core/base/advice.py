@@ -63,7 +63,8 @@ MODULE = {
     "jit": "kernel is the decorator of kernels",
     (
         "Adaptor DriverMemory FailIf FailNth Guard Limit Log ManagedMemory MappedMemory MemoryResource OnOutOfMemory Owner "
-        "PinnedMemory PinnedPool PinnedReport PoolMemory PoolReport Scrub Snapshot Statistics StreamOrderedMemory VirtualMemory"
+        "PinnedMemory PinnedPool PinnedReport PoolMemory PoolReport Prefetch Scrub Snapshot Statistics StreamOrderedMemory "
+        "VirtualMemory"
     ): "it is in devmem.memory",
     "Store": "it is in devmem.spill",
 }

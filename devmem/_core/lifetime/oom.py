@@ -57,7 +57,9 @@ def out_of_memory(
     elif counting:
         message += "; Statistics(owners=True) names the lines that hold most"
     elif not heap.is_host:
-        message += "; memory_snapshot(record=True) shows from then on which lines hold it, devmem.spill moves arrays away"
+        message += (
+            "; memory_snapshot(record=True) shows from then on which lines hold it, devmem.spill moves arrays away"
+        )
     known = cause if isinstance(cause, BackendError) else None
     return OutOfMemory(
         message,
