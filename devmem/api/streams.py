@@ -75,7 +75,8 @@ def external_stream(ptr: StreamLike | SupportsInt) -> Stream:
     """Wrap a stream of another library: its address, an object with ``__cuda_stream__``, or a vendor's own object.
 
     devmem never destroys it, and forgets it when the result is dropped and no work of devmem is on it; until then
-    its address can be given wherever a stream is asked for. Its owner must keep it alive while work is given to it, not until the
+    its address can be given wherever a stream is asked for. A number has to be the address of a stream that is alive: drivers
+    refuse others, or do not survive them. Its owner must keep it alive while work is given to it, not until the
     memory used there is freed.
 
     Examples

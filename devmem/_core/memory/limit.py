@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from ...spi.driver import Driver
-from ...spi.errors import OutOfMemory
+from ...spi.errors import OutOfMemory, PluginError
 from ...spi.memory import MemoryResource
 from ...spi.sizes import exact_size
 from ..base.size_text import bytes_of, check_size
@@ -38,7 +38,9 @@ class Limit(Adaptor):
 
     def __init__(self, upstream: MemoryResource | None = None, max_bytes: int | str = "100%") -> None:
         if isinstance(upstream, (int, str)):
-            raise TypeError(f"Limit({upstream!r}, ...): the size comes second, Limit(upstream, max_bytes)")
+            raise PluginError(
+                f"{upstream!r} is not a memory resource: the size comes second, Limit(upstream, max_bytes)"
+            )
         super().__init__(upstream)
         self.max_bytes = check_size(max_bytes)
         #: Bytes in use.

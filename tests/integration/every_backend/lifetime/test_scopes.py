@@ -77,6 +77,14 @@ def test_close_of_a_choice_leaves_the_same_stack_of_another_in_force():
     assert in_force()[1].resource is not stack
 
 
+def test_close_after_a_reset_takes_back_nothing(scope, device):
+    once = scope()
+    device.reset()
+    before = in_force()
+    once.close()
+    assert in_force()[1] is before[1]
+
+
 def test_close_ends_a_block_too(scope):
     before = in_force()
     once = scope()

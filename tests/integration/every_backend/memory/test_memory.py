@@ -588,7 +588,7 @@ def test_what_a_pool_asks_for_is_told_apart_from_what_it_was_asked_for():
 
 def test_a_limit_takes_the_size_second():
     with pytest.raises(
-        TypeError, match=r"Limit\('4GiB', \.\.\.\): the size comes second, Limit\(upstream, max_bytes\)"
+        dm.PluginError, match=r"'4GiB' is not a .*: the size comes second, Limit\(upstream, max_bytes\)"
     ):
         dm.memory.Limit("4GiB", PoolMemory())
 
