@@ -72,7 +72,14 @@ class ArrayBase(ArrayView[D]):
         return self._ptr
 
     def data_ptr(self) -> int:
-        """`ptr`, under the name by which PyTorch's tensors are asked for it."""
+        """`ptr`, under the name by which PyTorch's tensors are asked for it.
+
+        Examples
+        --------
+        >>> d = dm.zeros(3)
+        >>> d.data_ptr() == d.ptr
+        True
+        """
         return self.ptr
 
     @property
