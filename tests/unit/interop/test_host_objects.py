@@ -198,7 +198,7 @@ class Frame:
 #: What NumPy makes references to Python objects of; what the message says of it, and what the message's advice gives.
 OBJECTS = {
     "numbers": (np.array([1, 2.5], object), "the items of the ndarray are references", [1.0, 2.5]),
-    "numbers and None": ([1, Fraction(1, 2)], "the items of the list are references", [1.0, 0.5]),
+    "fractions": ([1, Fraction(1, 2)], "the items of the list are references", [1.0, 0.5]),
     "text": (np.array(["a", "bcd"], object), "the items of the ndarray are references", ["a", "bcd"]),
     "a table": (Frame(), "the items of the Frame are references", [[1.0, 1.0]]),
     "a generator": ((n for n in range(3)), "a generator is not an array", [0, 1, 2]),
