@@ -1,4 +1,28 @@
-"""devmem: arrays between host and accelerator memory, the same way on NVIDIA and AMD."""
+"""devmem: arrays between host and accelerator memory, the same way on NVIDIA and AMD.
+
+=======================  ================================================================================
+verb                     what it does
+=======================  ================================================================================
+``to_device(x)``         copies a host array to the current device; ``asarray(x, dtype)`` converts first
+``d.copy_to_host()``     copies a device array to the host
+``empty``, ``zeros``     make a device array, as NumPy's do
+``d.copy_to_device(x)``  copies into a device array that is there
+``from_dlpack(t)``       uses the device memory of another library's array in place
+``stream()``             makes a stream, which orders the work that is given it
+=======================  ================================================================================
+
+>>> import numpy as np
+>>> import devmem as dm
+>>> a = np.arange(12.0).reshape(3, 4)
+>>> d = dm.to_device(a)                      # on the current device; complete when it returns
+>>> corner = d[:2, ::2]                      # a view: nothing is copied
+>>> corner[...] = 0                          # a strided fill; the elements in between are not written
+>>> stream = dm.stream()
+>>> b = d.copy_to_host(stream=stream)        # may return early where b is page-locked
+>>> stream.synchronize()
+>>> float(b[0, 0]), float(b[2, 3])
+(0.0, 11.0)
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast, overload
+from typing import Any, Never, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ from .._core.arrays.creation import empty as empty_array
 from .._core.arrays.creation import like
 from .._core.arrays.creation import to_device as _to_device
 from .._core.arrays.ndarray import ArrayLike, DeviceNDArray, device_view
+from .._core.base.advice import refuse_keywords
 from .._core.base.argument_types import ShapeLike
 from .._core.base.arguments import dtype_of, layout_of
 from .._core.device.device import DeviceLike, open_device_of
@@ -396,6 +397,7 @@ def asarray(
     stream: StreamLike = 0,
     device: DeviceLike = None,
     copy: bool | None = None,
+    **others: Never,
 ) -> DeviceNDArray[Any]:
     """A device array of whatever there is: an array that is on the device already is returned as it is.
 
@@ -423,6 +425,8 @@ def asarray(
     >>> dm.asarray(d) is d
     True
     """
+    if others:
+        refuse_keywords("asarray()", others)
     lent = device_view(obj)
     if lent is None:
         if copy is False:

@@ -100,7 +100,8 @@ def select_device(what: DeviceLike) -> Device:
 def use_backend(name: str) -> Scope[str]:
     """Choose the backend from now on, or in ``with`` for this thread or task until the end of the block.
 
-    It chooses the backend's default device: how far "from now on" reaches is said at `select_device`.
+    It chooses the backend's default device: how far "from now on" reaches is said at `select_device`. ``close()`` of the result
+    takes the choice back.
 
     Raises
     ------

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, Never, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from .._core.arrays.ndarray import DeviceArrayLike, DeviceNDArray
 from .._core.arrays.smart import SmartArray
+from .._core.base.advice import refuse_keywords
 from .._core.base.argument_types import PathLike, PathTree, ShapeLike
 from .._core.bulk import files
 from .._core.bulk.files import ArrayFile
@@ -74,6 +75,7 @@ def load(
     device: DeviceLike = None,
     to: DeviceNDArray[Any] | None = None,
     lazy: bool = False,
+    **others: Never,
 ) -> Any:
     """Read a file into a device array, or into a dict of them, without a copy of it in host memory.
 
@@ -130,6 +132,8 @@ def load(
     >>> dm.load("model.safetensors", lazy=True)["b"].copy_to_host()     # reads b alone
     array([0., 0.])
     """
+    if others:
+        refuse_keywords("load()", others)
     text = files.path_of(path)
     if files.holds_several(text) and dtype is None:
         if shape is not None or offset or to is not None:

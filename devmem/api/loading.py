@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeVar, overload
+from typing import Any, Never, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from .._core.arrays.ndarray import ArrayTree, DeviceNDArray
+from .._core.base.advice import refuse_keywords
 from .._core.bulk.prefetch import Prefetcher
 from .._core.device.device import DeviceLike
 from .._core.ordering.event import StreamLike
@@ -40,7 +41,12 @@ def prefetch(
 
 
 def prefetch(
-    iterable: Iterable[ArrayTree], depth: int = 2, *, stream: StreamLike = 0, device: DeviceLike = None
+    iterable: Iterable[ArrayTree],
+    depth: int = 2,
+    *,
+    stream: StreamLike = 0,
+    device: DeviceLike = None,
+    **others: Never,
 ) -> Prefetcher[Any]:
     """Upload the items of an iterable in the background, and iterate over them in order.
 
@@ -85,6 +91,8 @@ def prefetch(
     >>> [int(batch[0]) for batch in dm.prefetch(batches, depth=2)]
     [0, 1, 2]
     """
+    if others:
+        refuse_keywords("prefetch()", others)
     return Prefetcher(iterable, depth, stream, device)
 
 

@@ -35,8 +35,9 @@ def memory_info(device: DeviceLike = None) -> MemoryInfo:
 def use_memory(resource: MemoryResource | str, device: DeviceLike = None, *, kind: str = "device") -> MemoryScope:
     """Choose where a device's memory comes from: from now on, or in ``with`` for this thread or task until the end of the block.
 
-    From now on means: in all threads, until another choice; what a block says goes before it. A block takes back its own choice
-    alone, in whatever order, thread or task it is left, and ends then for tasks, too, that were begun inside.
+    From now on means: in all threads, until another choice, or ``close()`` of the result; what a block says goes before it. A
+    block takes back its own choice alone, in whatever order, thread or task it is left, and ends then for tasks, too, that were
+    begun inside.
 
     Parameters
     ----------

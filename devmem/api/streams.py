@@ -75,7 +75,8 @@ def external_stream(ptr: StreamLike | SupportsInt) -> Stream:
     """Wrap a stream of another library: its address, an object with ``__cuda_stream__``, or a vendor's own object.
 
     devmem never destroys it, and forgets it when the result is dropped and no work of devmem is on it; until then
-    its address can be given wherever a stream is asked for. Its owner must keep it alive while work is given to it, not until the
+    its address can be given wherever a stream is asked for. A number has to be the address of a stream that is alive: drivers
+    refuse others, or do not survive them. Its owner must keep it alive while work is given to it, not until the
     memory used there is freed.
 
     Examples
@@ -122,14 +123,18 @@ def event_elapsed_time(start: Event, end: Event) -> float:
     return start.elapsed_time(end)
 
 
-def synchronize() -> None:
-    """Wait until everything on the current device is done.
+def synchronize(*others: Never) -> None:
+    """Wait until everything on the current device is done; ``stream.synchronize()`` waits for what is on a stream alone.
 
     Examples
     --------
     >>> d = dm.to_device(np.arange(3), dm.stream())
     >>> dm.synchronize()                        # whatever runs on the device is done
     """
+    if others:
+        raise TypeError(
+            "synchronize() waits for the current device: stream.synchronize(), or device.synchronize(), for others"
+        )
     current_device().synchronize()
 
 

@@ -75,6 +75,10 @@ def of_a_guarded_transfer():
     raise dm.TransferGuardError(run(program, DEVMEM_TRANSFER_GUARD="disallow"))
 
 
+def of_numpy_for_the_memory_of_a_device():
+    raise BufferError(run("import numpy, devmem; numpy.from_dlpack(devmem.zeros(3))", DEVMEM_HOST_STRICT="1"))
+
+
 def in_a_forked_process():
     program = """
 import os, sys, devmem as dm
@@ -104,6 +108,7 @@ PROVOKED = {
     "'DeviceNDArray' object has no attribute '…': …": lambda: dm.zeros(3).astype("f4"),
     "… got an unexpected keyword argument '…': write …": lambda: dm.event(enable_timing=True),
     "… is not called: …": lambda: dm.DeviceNDArray((3,)),
+    "operand 'DeviceNDArray' does not support ufuncs (__array_ufunc__=None)": lambda: np.sin(dm.zeros(3)),
     "devmem arrays have no arithmetic or comparison…": lambda: dm.zeros(3) + 1,
     "…was freed…": of_a_freed_array,
     "… was reset…": of_a_reset_device,
@@ -113,15 +118,21 @@ PROVOKED = {
     "…read-only…": of_a_read_only_destination,
     "asarray(dtype=…) of a device array of …": lambda: dm.asarray(dm.zeros(3), "f4"),
     "…references to Python objects…": lambda: dm.to_device(np.array([None, "x"], object)),
+    "… is not an array: …": lambda: dm.to_device(n for n in range(3)),
     "…mask…": lambda: dm.to_device(np.ma.masked_array([1, 2], [True, False])),
+    "…takes ints, slices, Ellipsis and None as indices…": lambda: dm.zeros(3)[[True, False, True]],
+    "DLPack only supports native byte order.": lambda: dm.from_dlpack(np.zeros(3, np.dtype("f8").newbyteorder())),
+    "Unsupported device in DLTensor.": of_numpy_for_the_memory_of_a_device,
     "…is not registered…": lambda: dm.deregister(np.zeros(3)),
     "… cannot order work on …": of_another_device,
     "this stream of … is closed…": of_a_closed_stream,
     "… is not the handle of a stream …": lambda: dm.zeros(3, stream=0x123450),
+    "…INVALID_HANDLE…": lambda: dm.external_stream(12345),
     "a stream is 0, None, a devmem.Stream, …": lambda: dm.zeros(3, stream="main"),
     "an event made with timing=False has no time…": lambda: dm.event(False).elapsed_time(dm.event(False)),
     "a stream cannot be pickled or copied…": lambda: pickle.dumps(dm.stream()),
     "there is no device …": lambda: dm.device(99),
+    "no backend is named …": lambda: dm.use_backend("CUDA"),
     "the backend '…' cannot be used…": of_a_backend_that_is_not_there,
     "…no memory resource is named '…'…": lambda: dm.use_memory("pol"),
     "…MiB…": beyond_a_limit,

@@ -6,20 +6,21 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from threading import get_ident
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Never, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from ..._native import core
-from ...spi.errors import LayoutError
+from ...spi.errors import ConfigError, LayoutError
 from ..base.address import address
-from ..base.advice import Listed, made_by
+from ..base.advice import Listed, made_by, refuse_keywords
 from ..base.argument_types import ShapeLike, SupportsCudaArrayInterface, SupportsDLPack
 from ..base.arguments import (
     check_destination,
     check_same,
     dtype_of,
+    is_dtype,
     new_shape_of,
     order_of,
 )
@@ -196,7 +197,7 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
         check_same("copy_to_device", self.shape, self.dtype, source.shape, source.dtype)
         self.put(source, stream)
 
-    def copy(self, stream: StreamLike = 0) -> DeviceNDArray[D]:
+    def copy(self, stream: StreamLike = 0, **others: Never) -> DeviceNDArray[D]:
         """A new array on the same device with the same elements, contiguous in the same order of axes.
 
         Examples
@@ -207,6 +208,8 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
         >>> d.tolist()
         [0.0, 0.0, 0.0]
         """
+        if others:
+            refuse_keywords("copy()", others)
         self.allocation.check()
         chosen = self._ordered_on(stream)
         with CurrentDevice(self.open_device.handle):
@@ -218,7 +221,7 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
         result._stream = chosen if stream else None
         return result
 
-    def to(self, device: DeviceLike, stream: StreamLike = 0) -> DeviceNDArray[D]:
+    def to(self, device: DeviceLike, stream: StreamLike = 0, **others: Never) -> DeviceNDArray[D]:
         """The array on a device, ``d.to("cuda:1")``: itself if it is there already, else a contiguous copy, as by `to_device`.
 
         Examples
@@ -227,8 +230,16 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
         >>> str(d.device)
         'host:1'
         """
+        if others:
+            refuse_keywords("to()", others)
         self.allocation.check()
-        opened = open_device_of(device)
+        try:
+            opened = open_device_of(device)
+        except (ConfigError, TypeError) as error:
+            if not is_dtype(device):
+                raise
+            instead = "this is a dtype, and devmem converts on the host only: asarray(d.copy_to_host(), dtype)"
+            raise type(error)(f"{error}; {instead}") from None
         if opened is self.open_device:
             return self
         chosen, strides = opened.streams.stream_of(stream), like_strides(self.shape, self.strides, self.itemsize)

@@ -16,7 +16,16 @@ _COMPUTES = (
 #: By the object that is asked: other libraries' names, separated by blanks, and what to do.
 MODULE = {
     "array tensor as_tensor from_numpy ascontiguousarray device_put": "asarray(x) or to_device(x) makes a device array",
-    "asnumpy to_host device_get": "d.copy_to_host() copies an array to the host, to_host_many(tree) many",
+    "asnumpy to_host to_numpy device_get": "d.copy_to_host() copies an array to the host, to_host_many(tree) many",
+    "cpu": "d.copy_to_host() copies to the host; use_backend('host') works without a GPU",
+    "copy": "d.copy() is a new array on the device, asarray(x, copy=True) a device array of its own",
+    "copyto": "d.copy_to_device(x) copies into an array that is there, d[...] = x casts and repeats x",
+    "memset": "d.fill(value)",
+    "memcpy_async": "copy_async(x) copies in the background, to_device(x, stream=stream) on a stream",
+    "set_per_process_memory_fraction": "use_memory('limit:80%') bounds what devmem takes of a device",
+    "frombuffer fromiter": "make it with NumPy, to_device(numpy.frombuffer(buffer, dtype))",
+    "toDlpack": "the other library's from_dlpack(d) takes the array itself",
+    "CUDAGraph": "`with capture(stream) as plan:` records the stream's work, plan.replay() runs it",
     "empty_pinned zeros_pinned alloc_pinned_memory": "pinned_array(shape, dtype) is page-locked memory of the host",
     "pin_memory": "pinned_array(shape, dtype) is page-locked memory of the host, pinned(x) locks an array's for a while",
     "malloc mem_alloc": "empty(nbytes, numpy.uint8) is memory of a device, its ptr the address",
@@ -33,11 +42,14 @@ MODULE = {
     "set_allocator": "use_memory(resource) sets the memory stack for a block, DEVMEM_MEMORY_MANAGER for the process",
     "OutOfMemoryError": "OutOfMemory is raised, which is a MemoryError",
     "current_stream": "default_stream(), or the stream of the `with stream:` around the call",
-    "get_device": "current_device(), and d.device of an array",
+    "get_device current_context": "current_device(), and d.device of an array",
     "set_device": "select_device(device)",
+    "use_device default_device": "`with device(0):` for a block, select_device(0) from now on",
+    "use_stream": "`with stream:` makes it the current stream",
     "get_device_name": "current_device().name",
     "get_device_properties": "device(0).info has what is known of a device",
-    "gpus": "devices() are the devices",
+    "gpus local_devices": "devices() are the devices",
+    "gpu": "device(0) is the first device",
     "arange linspace eye random rand randn": "make it with NumPy, to_device(numpy.arange(10)): devmem computes nothing",
     "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 complex64 complex128 bool_ dtype": (
         "dtypes are NumPy's, numpy.float32"
@@ -49,24 +61,35 @@ MODULE = {
     "ndarray Tensor": "DeviceNDArray is the class of device arrays",
     "cuda": "every function is in devmem itself, for each vendor; numba.cuda's names are in devmem.compat.numba_cuda",
     "jit": "kernel is the decorator of kernels",
+    (
+        "Adaptor DriverMemory FailIf FailNth Guard Limit Log ManagedMemory MappedMemory MemoryResource OnOutOfMemory Owner "
+        "PinnedMemory PinnedPool PinnedReport PoolMemory PoolReport Prefetch Scrub Snapshot Statistics StreamOrderedMemory "
+        "VirtualMemory"
+    ): "it is in devmem.memory",
+    "Store": "it is in devmem.spill",
 }
 ARRAY = {
     "astype type half float double int long": (
         "convert on the host, to_device(x.astype(dtype)); view(dtype) reads the same bytes as another type"
     ),
-    "get cpu asnumpy to_host detach": "copy_to_host() copies to the host, and numpy() does without arguments",
+    "get cpu asnumpy to_host to_numpy detach": "copy_to_host() copies to the host, and numpy() does without arguments",
     "cuda hip xpu to_device": "to(device) copies to a device, d.to('cuda:1')",
     "set set_async copy_ copy_from": "copy_to_device(x) copies into this array",
-    "gpudata data device_pointer device_ctypes_pointer unsafe_buffer_pointer": "ptr is the address, an int",
+    "gpudata data device_pointer device_ctypes_pointer unsafe_buffer_pointer untyped_storage": "ptr is the address, an int",
     "zero_": "fill(0)",
     "fill_": "fill(value)",
     "clone contiguous": "copy() is a new array, contiguous in the same order of axes",
     "flatten": "ravel() is a view where there is one; reshape(-1, copy=True) always copies",
-    "permute swapaxes": "transpose(axes) is a view with the axes in another order",
-    "unsqueeze": "index with None for an axis of length one, d[None]",
-    "expand": "d[...] = x repeats x along axes of d; or to_device(numpy.broadcast_to(x, shape))",
+    "flat": "ravel() is a view where there is one; copy_to_host().flat goes over the elements",
+    "permute swapaxes mT": "transpose(axes) is a view with the axes in another order",
+    "unsqueeze expand_dims": "index with None for an axis of length one, d[None]",
+    "expand broadcast_to": "d[...] = x repeats x along axes of d; or to_device(numpy.broadcast_to(x, shape))",
     "byteswap": "swap on the host, to_device(x.byteswap()); view(d.dtype.newbyteorder()) reads the same bytes in the other order",
     "new_zeros new_empty": "devmem.zeros(shape, d.dtype, device=d.device), devmem.empty(...)",
+    "stride": "strides are in bytes, one for each axis",
+    "is_contiguous": "is_c_contiguous() says it of C order, is_f_contiguous() of Fortran's",
+    "is_pinned": "pinned_array() is page-locked memory of the host; this array is in a device's",
+    "toDlpack": "the other library's from_dlpack(d) takes the array itself",
     "numel": "size is the number of elements",
     "dim": "ndim is the number of axes",
     "element_size": "itemsize is the bytes of an element",
@@ -74,7 +97,7 @@ ARRAY = {
     "get_device": "device is where the array lives, device.ordinal its number",
     "pin_memory": "pinned_array() is page-locked memory of the host, copy_to_host(pinned=True) copies to it",
     "block_until_ready": "device.synchronize() waits for the device, stream.synchronize() for a stream",
-    "tobytes tofile": "copy_to_host() first; devmem.save(d, path) writes a .npy file",
+    "tobytes tofile save": "copy_to_host() first; devmem.save(d, path) writes a .npy file",
     (
         "sum mean min max prod std var any all argmin argmax argsort sort cumsum cumprod dot matmul clip round nonzero take "
         "repeat trace conj real imag"
@@ -87,6 +110,9 @@ STREAM = {
     "record_event": "record(event) records an event behind the stream's work, a new one if none is given",
     "wait_event wait_for_event wait_stream": "wait(event) makes later work wait for an event, wait(stream) for another stream",
     "done is_done": "query() says whether all work is done",
+    "finish": "synchronize() waits until all work is done",
+    "flush": "work begins as it is enqueued; synchronize() waits until it is done",
+    "async_done": "copy_async(x) can be awaited, add_callback(callback) calls a function when the work is done",
     "use": "`with stream:` makes it the current stream",
     "begin_capture end_capture": "`with devmem.capture(stream) as plan:` records the stream's work",
     "launch_host_func": "add_callback(callback) calls a function when the work is done",
@@ -102,13 +128,27 @@ DEVICE = {
     "index": "ordinal is its number among the backend's devices",
     "type": "backend is the name of the backend, str(device) both",
     "use set_current": "`with device:` makes it the current one, devmem.select_device(device) from now on",
-    "mem_info total_memory": "memory_info() has the bytes, free and total",
+    "mem_info total_memory free_memory memory_stats": "memory_info() has the bytes, free and total",
     "compute_capability": "info.arch is its architecture",
-    "attributes": "info.facts has what the driver says of it",
+    "uuid": "info.uuid",
+    "pci_bus_id": "info.pci_id",
+    "attributes properties": "info has what is known of it, info.facts has what the driver says of it",
     "create_stream": "`with device:` around devmem.stream() makes one there",
 }
-#: Keywords of other libraries' streams and events.
+#: Keywords of other libraries; of those that mean something else in another call, with the call.
 KEYWORDS = {
+    "non_blocking": "write stream=devmem.Stream(): the call may return before the copy is done",
+    "requires_grad": "devmem arrays have no gradients: leave it out",
+    "order": "write x = numpy.asarray(x, order=...) before: the order of axes is kept",
+    "asarray(blocking)": "without stream= the copy is complete on return: leave it out",
+    "pin_memory pinned": "pinned_array(shape, dtype) is page-locked memory of the host",
+    "to(dtype)": "devmem converts on the host only: asarray(d.copy_to_host(), dtype)",
+    "copy(order)": "the order of axes is kept; d.reshape(-1, order=...) has the elements in another",
+    "batch_size drop_last shuffle": "write it into the iterable: its items are the batches",
+    "num_workers": "a DataLoader with workers may be the iterable: leave it out",
+    "prefetch_factor": "write depth=",
+    "mmap_mode": "files are read block by block, without a copy in host memory: leave it out",
+    "allow_pickle": "Python objects mean nothing to a device: leave it out",
     "enable_timing": "write timing=True, or False",
     "disable_timing": "write timing=False for an event without timing",
     "blocking": "events that sleep and events that spin are all one: leave it out",
@@ -127,7 +167,8 @@ def advice_on(table: Mapping[str, str], name: str) -> str:
 def refuse_keywords(call: str, others: Mapping[str, object]) -> NoReturn:
     """Raise a TypeError, as Python's own, for a keyword that a call does not take; of another library's it says what to write."""
     name = next(iter(others))
-    raise TypeError(f"{call} got an unexpected keyword argument {name!r}{advice_on(KEYWORDS, name)}")
+    advice = advice_on(KEYWORDS, f"{call[:-1]}{name})") or advice_on(KEYWORDS, name)
+    raise TypeError(f"{call} got an unexpected keyword argument {name!r}{advice}")
 
 
 class Absent:

@@ -75,6 +75,16 @@ def dtype_of(dtype: object) -> np.dtype[Any]:
     return found
 
 
+def is_dtype(what: object) -> bool:
+    """Whether something that was given for something else is a dtype."""
+    if not isinstance(what, (str, type, np.dtype)):
+        return False
+    try:
+        return not np.dtype(what).hasobject
+    except (TypeError, ValueError, SyntaxError):
+        return False
+
+
 @lru_cache(maxsize=64)
 def _dtype_of_class(kind: type) -> np.dtype[Any]:
     return np.dtype(kind)
@@ -193,7 +203,11 @@ def check_destination(ary: object, shape: Shape, dtype: np.dtype[Any], call: str
     ``call``: what the user called, for messages.
     """
     if not isinstance(ary, np.ndarray):
-        give = "its host(), and call host_changed() behind it" if hasattr(ary, "host_changed") else "numpy.empty(...)"
+        give = "numpy.empty(...)"
+        if hasattr(ary, "host_changed"):
+            give = "its host(), and call host_changed() behind it"
+        elif isinstance(ary, (bytearray, memoryview)):
+            give = "numpy.frombuffer(buffer, d.dtype).reshape(d.shape)"
         raise TypeError(f"{call}: the destination must be an ndarray, not a {type(ary).__name__}: give {give}")
     if ary.dtype != dtype or ary.shape != shape:
         check_same(call, ary.shape, ary.dtype, shape, dtype)

@@ -89,7 +89,7 @@ def index(shape: Shape, strides: Shape, key: object) -> tuple[int, Shape, Shape]
     IndexError
         Out of range, or more indices than axes.
     LayoutError
-        A mask or a list of indices, which has no strides.
+        Something else: a float, a list of fields; a mask or a list of indices, which has no strides.
     """
     if type(key) is slice and shape:  # the commonest
         start, stop, step = slice_indices(key, shape[0])
@@ -145,12 +145,24 @@ def _position(part: object, length: int, axis: int) -> int:
         at = operator.index(part)  # type: ignore[arg-type]
     except TypeError:
         raise LayoutError(
-            f"a device array takes ints, slices, Ellipsis and None as indices, not {type(part).__name__}: masks and lists of "
-            f"indices have no strides; index a host copy (copy_to_host()) instead"
+            f"a device array takes ints, slices, Ellipsis and None as indices, not {type(part).__name__}: {_instead(part)}"
         ) from None
     if not -length <= at < length:
         raise IndexError(f"index {at} is out of range for axis {axis} of length {length}")
     return at + length if at < 0 else at
+
+
+def _instead(part: object) -> str:
+    """What to write where something is no index of a device array."""
+    if isinstance(part, (bool, np.bool_)):
+        return "True and False are masks, which have no strides; index a host copy (copy_to_host()) instead"
+    if isinstance(part, (float, np.floating)):
+        return "an index is a whole number, int(...)"
+    if isinstance(part, str):
+        return "the name of a field stands alone, d['name'][...]"
+    if isinstance(part, list) and any(isinstance(each, str) for each in part):
+        return "take one field at a time, d['name']"
+    return "masks and lists of indices have no strides; index a host copy (copy_to_host()) instead"
 
 
 def reshape(shape: Shape, strides: Shape, itemsize: int, new: Shape, order: str) -> Shape | None:

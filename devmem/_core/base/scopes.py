@@ -239,6 +239,9 @@ class Scope(Generic[T]):
         self._block: Block[Any] | None = None
         self._undo: Callable[[], None] | None = self._choose()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.value!r}>"
+
     def __enter__(self) -> T:
         if self._entered or self._undo is None:
             raise DevmemError(f"this scope, of {self.value!r}, was entered before: make one for each `with` block")
@@ -251,6 +254,11 @@ class Scope(Generic[T]):
         if self._undo is None:
             raise DevmemError(f"this scope, of {self.value!r}, was left before: its choice was taken back then")
         self._end()
+
+    def close(self) -> None:
+        """Take the choice back; what was in force before is again. A second call does nothing."""
+        if self._undo is not None:
+            self._end()
 
     def __del__(self) -> None:
         if getattr(self, "_entered", False) and self._undo is not None:  # an interrupt came as the block was left

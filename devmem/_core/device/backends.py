@@ -29,6 +29,12 @@ class BackendStatus:
     origin: str
 
 
+#: What other libraries call a backend, and what it is here.
+_OTHERS = {
+    "cpu": "copy_to_host() copies to the host; 'host' is the backend without a GPU",
+    "rocm": "AMD's is 'roc'",
+    "hip": "AMD's is 'roc'",
+}
 _fallen_back = False
 
 
@@ -51,8 +57,13 @@ def usable_backend(name: str) -> plugins.LoadedBackend:
             raise BackendUnavailable(f"the backend {name!r} cannot be used: {failure.message}")
         if failure is not None:
             raise PluginError(failure.message)
-        known = ", ".join(sorted({*registry().every_backend(), *plugins.BUILT_IN}))
-        raise ConfigError(f"no backend is named {name!r} (DEVMEM_BACKEND, use_backend): give one of {known}")
+        known = sorted({*registry().every_backend(), *plugins.BUILT_IN})
+        wrong = f"no backend is named {name!r} (DEVMEM_BACKEND, use_backend): give one of {', '.join(known)}"
+        if name.lower() in known:
+            wrong += f"; names are lower case, {name.lower()!r}"
+        elif name in _OTHERS:
+            wrong += f"; {_OTHERS[name]}"
+        raise ConfigError(wrong)
     found.configure(options_of)
     reason = found.unavailable()
     if reason is not None:

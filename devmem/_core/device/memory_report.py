@@ -128,6 +128,9 @@ class MemorySnapshot:
 
     def __str__(self) -> str:
         head = f"{len(self.blocks)} blocks, {size_text(sum(block.nbytes for block in self.blocks))}"
+        dropped = sum(stack.pending_bytes for device in self.summary.devices for stack in device.stacks)
+        if dropped:
+            head += f"; of these {size_text(dropped)} were dropped and wait to be freed: call trim() first"
         return "\n".join([head, text_table(_PLACES, self._by_place())] if self.blocks else [head])
 
     __repr__ = __str__

@@ -16,6 +16,8 @@ Python objects, None                                       refused: references m
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,14 @@ from .import_ import device_of_tensor, host_tensor
 
 #: Types of which NumPy makes one element, or that it takes as they are: there is nothing to look for in them.
 _PLAIN = {bool, int, float, complex, str, bytes, range, type(None), np.ndarray}
+#: Of what NumPy makes no array, the first that it is, and what to give instead.
+_NO_ARRAYS = (
+    (Mapping, "devmem.to_device_many(tree) copies the arrays in it"),
+    (PathLike, "devmem.load(path) reads a file"),
+    (Iterator, "give list(x), or numpy.fromiter(x, dtype)"),
+    (Iterable, "give list(x)"),
+    (object, "give an array, a number or text, or a list of them"),
+)
 #: What says that an object is an array itself, and not a sequence of them.
 _CONVERSIONS = ("__array__", "__array_interface__", "__array_struct__", "__dlpack__")
 
@@ -46,14 +56,7 @@ def host_array(obj: object, dtype: np.dtype[Any] | None = None) -> npt.NDArray[A
         check_no_mask(obj)
         found = _converted(obj, dtype)
     if found.dtype.hasobject:
-        if obj is None:
-            raise LayoutError(
-                "None is no array, and Python objects mean nothing to a device: give an array, a number or text"
-            )
-        raise LayoutError(
-            f"{type(obj).__name__} gives an array of dtype {found.dtype}, whose items are references to Python objects: "
-            f"convert it to a dtype of plain bytes first"
-        )
+        raise LayoutError(_refusal(obj, found))
     return found
 
 
@@ -73,7 +76,8 @@ def check_no_mask(obj: object) -> None:
     """Raise LayoutError if an object has a mask, or something in it has one: its elements alone would come to a device."""
     if has_mask(obj):
         raise LayoutError(
-            "a masked array's mask does not go to a device: give array.filled(...) or array.data, and the mask by itself"
+            "a masked array's mask does not go to a device: give array.filled(...), or array.data and by itself the mask, "
+            "numpy.ma.getmaskarray(array)"
         )
 
 
@@ -134,6 +138,36 @@ def _converted(obj: object, dtype: np.dtype[Any] | None) -> npt.NDArray[Any]:
         if not found.dtype.hasobject or not _is_host_tensor(obj):
             return found
     return np.asarray(host_tensor(obj), dtype)
+
+
+def _refusal(obj: object, found: npt.NDArray[Any]) -> str:
+    """Why what NumPy made of an object, which holds references to Python objects, goes to no device, and what would."""
+    if obj is None:
+        return "None is no array, and Python objects mean nothing to a device: give an array, a number or text"
+    name = type(obj).__name__
+    if not isinstance(obj, (np.ndarray, np.generic)) and not found.ndim:
+        if name == "PyCapsule":
+            return "a capsule is not an array: give the object that made it, devmem.from_dlpack(x)"
+        instead = next(text for kind, text in _NO_ARRAYS if isinstance(obj, kind))
+        return f"{'an' if name[0] in 'aeiou' else 'a'} {name} is not an array: {instead}"
+    if hasattr(obj, "to_numpy"):
+        instead = "convert it, x.to_numpy('f8'), or give one column at a time"
+    elif found.dtype.kind in "OT" and all(isinstance(each, str) for each in found.flat):
+        instead = f"convert it to text of one length, numpy.array(x, 'U{max(map(len, found.flat), default=1)}')"
+    elif found.dtype.names is None and _are_numbers(found):
+        instead = "convert it to numbers, numpy.array(x, 'f8')"
+    else:
+        instead = "give numbers or text, without other objects among them"
+    return f"the items of the {name} are references to Python objects (dtype {found.dtype}): {instead}"
+
+
+def _are_numbers(found: npt.NDArray[Any]) -> bool:
+    """Whether NumPy makes numbers of what an array refers to; NaN of None."""
+    try:
+        found.astype("f8")
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def _is_host_tensor(obj: object) -> bool:

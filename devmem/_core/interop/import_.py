@@ -86,6 +86,8 @@ def device_of_tensor(obj: Any) -> tuple[int, int]:
         ask, _ = obj.__dlpack_device__, obj.__dlpack__
     except Exception:
         lacking = "__dlpack__ and __dlpack_device__: copy it with devmem.to_device()"
+        if type(obj).__name__ == "PyCapsule":
+            lacking = "__dlpack_device__: give the object that made it"
         raise TypeError(f"{_type(obj)} has no {lacking}") from None
     answer = ask()
     try:

@@ -405,7 +405,8 @@ class DeviceMemory:
     def _out_of_memory(self, heap: Heap, nbytes: int, cause: MemoryError, capturing: bool) -> OutOfMemory:
         from .oom import out_of_memory  # with the statistics that it asks: only where memory has run out
 
-        return out_of_memory(self.queue, self.all_heaps(), self.memory_info(), heap, nbytes, cause, capturing)
+        text = next((text for (_, text), resource in self._named.items() if resource is heap.resource), "")
+        return out_of_memory(self.queue, self.all_heaps(), self.memory_info(), heap, nbytes, cause, capturing, text)
 
     def _trim_everything(self) -> None:
         steps: list[tuple[str, Callable[[], object]]] = [
@@ -441,6 +442,9 @@ class MemoryScope(Scope[Any]):
         self._counted = False
         super().__init__(heap.resource, stacks_of_blocks, (memory, heap))
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.value!r} for {self.heap.kind} memory of {self.memory.handle.device}>"
+
     def _choose(self) -> Callable[[], None]:
         self.memory.install(self.heap)
         return lambda: None
@@ -456,6 +460,13 @@ class MemoryScope(Scope[Any]):
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
+        self.memory.forget_idle_heaps()
+
+    def close(self) -> None:
+        """Take the choice back; the stack that was in force before is again. A second call does nothing."""
+        if self._undo is not None and not self._entered:
+            self.memory.uninstall(self.heap)
+        super().close()
         self.memory.forget_idle_heaps()
 
     def _end(self) -> None:

@@ -25,16 +25,23 @@ def out_of_memory(
     nbytes: int,
     cause: MemoryError,
     capturing: bool,
+    text: str,
 ) -> OutOfMemory:
     """The error to raise after everything was tried, or, while a graph is captured, nothing.
 
     ``heaps`` are all of the device, ``info`` is what it reports, ``heap`` is the one that has no ``nbytes`` bytes.
+    ``text``: what its stack was named by, which is the same stack for all who name it so.
     """
     limit: int | None = getattr(cause, "limit", None)
     free: int | None = getattr(cause, "free", None)
+    inner: int | None = getattr(cause, "requested", None)
     asked = f"asked for {exact_size(nbytes)}"
+    if inner not in (None, nbytes):
+        asked += f", and then for {exact_size(inner)}"
     message = f"out of {'page-locked host memory for' if heap.is_host else 'memory on'} {queue.handle.device}: "
     message += f"{asked} ({cause})" if limit is None else f"{cause}; {asked}"
+    if limit is not None and text:
+        message += f"; all use_memory({text!r}) share this stack"
     message += "; " + _what_there_is(queue, heaps, info, heap.is_host)
     largest = largest_free_block(heap.resource)
     if largest is not None:
@@ -49,6 +56,10 @@ def out_of_memory(
         message += "; largest owners: " + "; ".join(map(str, owners))
     elif counting:
         message += "; Statistics(owners=True) names the lines that hold most"
+    elif not heap.is_host:
+        message += (
+            "; memory_snapshot(record=True) shows from then on which lines hold it, devmem.spill moves arrays away"
+        )
     known = cause if isinstance(cause, BackendError) else None
     return OutOfMemory(
         message,
@@ -70,7 +81,7 @@ def _what_there_is(queue: DeferredFreeQueue, heaps: list[Heap], info: MemoryInfo
     if on_host:
         there, held = f"the host has {exact_size(host_bytes())}, of which devmem holds", info.host
     else:
-        there, held = f"free {exact_size(info.free)} of {exact_size(info.total)},", info
+        there, held = f"the device has {exact_size(info.free)} free of {exact_size(info.total)},", info
     return (
         f"{there} cached {exact_size(held.cached)}, pending {exact_size(held.pending)}, live {exact_size(held.live)} "
         f"in {count} {'block' if count == 1 else 'blocks'}"

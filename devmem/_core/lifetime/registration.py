@@ -101,6 +101,11 @@ class Registration:
             self.close()
             raise
 
+    def __repr__(self) -> str:
+        count = len(self.locked.entries)
+        state = "closed" if self.closed else f"of {count} array{'' if count == 1 else 's'}"
+        return f"<{type(self).__name__} {state} on {self.locked.handle.device}>"
+
     def __enter__(self) -> Registration:
         if self.closed:
             raise ClosedError(

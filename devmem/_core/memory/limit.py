@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from ...spi.driver import Driver
-from ...spi.errors import GuardError, OutOfMemory
+from ...spi.errors import GuardError, OutOfMemory, PluginError
 from ...spi.memory import MemoryResource
 from ...spi.sizes import exact_size
 from ..base.interrupts import CannotWait
@@ -38,6 +38,10 @@ class Limit(Adaptor):
     _shown = ("max_bytes",)
 
     def __init__(self, upstream: MemoryResource | None = None, max_bytes: int | str = "100%") -> None:
+        if isinstance(upstream, (int, str)):
+            raise PluginError(
+                f"{upstream!r} is not a memory resource: the size comes second, Limit(upstream, max_bytes)"
+            )
         super().__init__(upstream)
         self.max_bytes = check_size(max_bytes)
         #: Bytes in use.
@@ -62,8 +66,8 @@ class Limit(Adaptor):
                 self.current_bytes = used + nbytes
         if not fits:
             raise OutOfMemory(
-                f"the limit is {exact_size(self._most)}, of which {exact_size(used)} are in use: {exact_size(nbytes)} do not "
-                f"fit (Limit)",
+                f"the limit is {exact_size(self._most)}, of which {exact_size(used)} are in use and "
+                f"{exact_size(self._most - used)} are left (Limit)",
                 requested=nbytes,
                 free=self._most - used,
                 limit=self._most,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from inspect import Parameter, Signature
 from operator import attrgetter
 from typing import TYPE_CHECKING, Never, NoReturn, Protocol, SupportsIndex
 
@@ -112,6 +113,8 @@ class Event(EventState, _Advice):
 
     __slots__ = ("__weakref__",)
 
+    #: What `help` shows of a call by the user.
+    __signature__ = Signature([Parameter("timing", Parameter.KEYWORD_ONLY, default=True, annotation="bool")])
     device_handle: DeviceHandle
     handle: int
     owned: OwnedHandle | None

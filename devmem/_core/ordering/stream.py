@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from inspect import Parameter, Signature
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
@@ -108,6 +109,13 @@ class Stream(StreamState, EventStream, _Advice):
 
     __slots__ = ("__weakref__",)
 
+    #: What `help` shows of a call by the user.
+    __signature__ = Signature(
+        [
+            Parameter("priority", Parameter.KEYWORD_ONLY, default=0, annotation="int"),
+            Parameter("non_blocking", Parameter.KEYWORD_ONLY, default=False, annotation="bool"),
+        ]
+    )
     services: StreamServices
     owned: OwnedHandle | None
 
@@ -443,7 +451,7 @@ class ClosedStream(Stream):
         """Say that the stream is closed."""
         raise ClosedError(
             f"this stream of {self.device_handle.device} is closed: make another with devmem.stream(), and rebind the arrays "
-            f"that were bound to it with bind(0)"
+            f"that were bound to it, d = d.bind(0)"
         )
 
     @property

@@ -119,6 +119,20 @@ def test_usable_backend_gives_it_or_says_why_not(world):
         backends.usable_backend("gpu")
 
 
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("CUDA", "names are lower case, 'cuda'$"),
+        ("cpu", r"copy_to_host\(\).*'host' is the backend"),
+        ("rocm", "AMD's is 'roc'$"),
+    ],
+)
+def test_a_name_of_other_libraries_says_what_it_is_here(world, name, cure):
+    world(cuda=None)
+    with pytest.raises(ConfigError, match=rf"no backend is named '{name}'.*{cure}"):
+        backends.usable_backend(name)
+
+
 def test_a_plugin_that_failed_to_load_is_raised_to_who_asks_for_it(world):
     world().failures["mine"] = plugins.Failure("mine 1.0", "plugin 'mine' (mine 1.0): ImportError: no")
     with pytest.raises(PluginError, match=r"plugin 'mine' \(mine 1.0\): ImportError: no"):

@@ -88,6 +88,13 @@ def test_so_do_the_other_public_modules(name):
     [
         (dm.stream, "record_event", r"record\("),
         (dm.stream, "wait_event", r"wait\("),
+        (dm.stream, "finish", "synchronize"),
+        (dm.stream, "flush", "synchronize"),
+        (dm.stream, "async_done", "copy_async"),
+        (dm.current_device, "free_memory", r"memory_info\(\)"),
+        (dm.current_device, "uuid", r"info\.uuid"),
+        (dm.current_device, "pci_bus_id", r"info\.pci_id"),
+        (dm.current_device, "properties", "info"),
         (dm.stream, "begin_capture", r"devmem\.capture"),
         (dm.event, "is_done", r"query\("),
         (dm.event, "time_till", r"elapsed_time"),
@@ -136,6 +143,52 @@ def test_a_keyword_of_another_library_says_what_to_write(make):
         make(**given)
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'nonsense'$"):
         make(nonsense=1)
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "advice"),
+    [
+        (lambda **k: dm.asarray([1], **k), {"order": "F"}, r"numpy\.asarray\(x, order="),
+        (lambda **k: dm.asarray([1], **k), {"blocking": True}, "leave it out"),
+        (lambda **k: dm.asarray([1], **k), {"requires_grad": True}, "no gradients"),
+        (lambda **k: dm.prefetch([], **k), {"batch_size": 4}, "iterable"),
+        (lambda **k: dm.prefetch([], **k), {"num_workers": 4}, "DataLoader"),
+        (lambda **k: dm.prefetch([], **k), {"prefetch_factor": 4}, "write depth="),
+        (lambda **k: dm.load("x.npy", **k), {"mmap_mode": "r"}, "leave it out"),
+        (lambda **k: an_array().to("cuda", **k), {"non_blocking": True}, "write stream="),
+        (lambda **k: an_array().to("cuda", **k), {"dtype": "f4"}, "converts on the host"),
+        (lambda **k: an_array().copy(**k), {"order": "C"}, "order of axes is kept"),
+    ],
+)
+def test_a_verb_says_what_to_write_for_a_keyword_of_another_library(call, given, advice):
+    with pytest.raises(
+        TypeError, match=rf"\w+\(\) got an unexpected keyword argument '{next(iter(given))}': .*{advice}"
+    ):
+        call(**given)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'nonsense'$"):
+        call(nonsense=1)
+
+
+def test_synchronize_takes_no_stream():
+    with pytest.raises(TypeError, match=r"stream\.synchronize\(\)"):
+        dm.synchronize(dm.stream())
+
+
+def test_each_resource_is_looked_for_in_devmem_too():
+    names = set(dm.memory.__all__) | set(dm.spill.__all__)
+    for name in names:
+        module = "memory" if name in dm.memory.__all__ else "spill"
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}': it is in devmem\.{module}$"):
+            getattr(dm, name)
+
+
+def test_registrations_show_their_arrays():
+    arrays = np.zeros(3), np.zeros(4)
+    with dm.register(*arrays) as several:
+        assert repr(several) == f"<Registration of 2 arrays on {dm.current_device()}>"
+    assert repr(several) == f"<Registration closed on {dm.current_device()}>"
+    with dm.pinned(arrays[0]) as one:
+        assert " of 1 array on " in repr(one)
 
 
 #: A public class, and the function that its error names.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import inspect
 import pydoc
 import re
@@ -85,6 +86,21 @@ def test_help_is_readable(name):
     first = pydoc.render_doc(getattr(dm, name), renderer=pydoc.plaintext).splitlines()[2]
     assert "Any," not in first
     assert "stream: 'StreamLike' = 0" in first
+
+
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [(dm.Stream, "(*, priority: 'int' = 0, non_blocking: 'bool' = False)"), (dm.Event, "(*, timing: 'bool' = True)")],
+)
+def test_help_shows_how_a_class_is_called(kind, call):
+    assert str(inspect.signature(kind)) == call
+    assert f"class {kind.__name__}" in pydoc.render_doc(kind, renderer=pydoc.plaintext).splitlines()[2]
+
+
+def test_help_of_the_module_names_the_first_verbs():
+    for verb in ("to_device", "copy_to_host", "empty", "copy_to_device", "from_dlpack", "stream"):
+        assert verb in dm.__doc__
+    assert not doctest.testmod(dm, verbose=False).failed
 
 
 @pytest.mark.parametrize("name", devmem.typing.__all__)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import UserList, deque
+from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -176,10 +179,82 @@ def test_host_array_is_the_array_itself_or_what_numpy_makes_of_it():
     assert host_array([1, 2]).tolist() == [1, 2]
     assert host_array([(1, 2)], np.dtype("i4,f8")).tolist() == [(1, 2.0)]
     assert type(host_array(np.rec.array([(1,)], dtype=[("a", "i4")]))) is np.ndarray
-    with pytest.raises(LayoutError, match=r"dict gives an array of dtype object.*convert"):
+    with pytest.raises(LayoutError, match=r"a dict is not an array: .*to_device_many"):
         host_array({})
     with pytest.raises(LayoutError, match="None is no array"):
         host_array(None)
+
+
+class Frame:
+    """As a table of pandas: NumPy makes an array of Python objects of it."""
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array([[1, "x"]], object)
+
+    def to_numpy(self, dtype):
+        return np.ones((1, 2), dtype)
+
+
+#: What NumPy makes references to Python objects of; what the message says of it, and what the message's advice gives.
+OBJECTS = {
+    "numbers": (np.array([1, 2.5], object), "the items of the ndarray are references", [1.0, 2.5]),
+    "fractions": ([1, Fraction(1, 2)], "the items of the list are references", [1.0, 0.5]),
+    "text": (np.array(["a", "bcd"], object), "the items of the ndarray are references", ["a", "bcd"]),
+    "a table": (Frame(), "the items of the Frame are references", [[1.0, 1.0]]),
+    "a generator": ((n for n in range(3)), "a generator is not an array", [0, 1, 2]),
+    "a set": ({1}, "a set is not an array", [1]),
+    "an iterator": (iter([1, 2]), "a list_iterator is not an array", [1, 2]),
+}
+if hasattr(np.dtypes, "StringDType"):
+    OBJECTS["text of any length"] = (
+        np.array(["a", "bcd"], "T"),
+        "the items of the ndarray are references",
+        ["a", "bcd"],
+    )
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_what_is_refused_says_what_would_be_taken(name):
+    """The first thing that it advises is done."""
+    x, words, result = OBJECTS[name]
+    with pytest.raises(LayoutError, match=words) as raised:
+        host_array(x)
+    advice = re.search(r"(list|numpy\.array|x\.to_numpy)\(.*?\)", str(raised.value))[0]
+    assert host_array(eval(advice, {"x": x, "numpy": np})).tolist() == result
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        ({}, r"a dict is not an array: devmem\.to_device_many\(tree\)"),
+        (Path("x.npy"), r"a \w+Path is not an array: devmem\.load\(path\)"),
+        (np.zeros(3).__dlpack__(), r"a capsule is not an array: .*from_dlpack"),
+        (len, "a builtin_function_or_method is not an array: give an array"),
+        (object(), "an object is not an array"),
+        (np.array([None, "x"], object), "references to Python objects .dtype object.: give numbers or text"),
+        (np.zeros(1, [("a", "O")]), "references to Python objects .*: give numbers or text"),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_what_is_no_array_is_called_so(x, words):
+    with pytest.raises(LayoutError, match=words):
+        host_array(x)
+
+
+def test_a_capsule_is_not_what_from_dlpack_takes():
+    with pytest.raises(TypeError, match="a PyCapsule has no __dlpack_device__: give the object that made it"):
+        dm.from_dlpack(np.zeros(3).__dlpack__())
+
+
+def test_a_buffer_is_no_destination_and_says_how_it_is_one():
+    d = dm.ones((2, 3))
+    buffer = bytearray(d.nbytes)
+    with pytest.raises(
+        TypeError, match=r"not a bytearray: give numpy\.frombuffer\(buffer, d\.dtype\)\.reshape\(d\.shape\)"
+    ):
+        d.copy_to_host(buffer)
+    d.copy_to_host(np.frombuffer(buffer, d.dtype).reshape(d.shape))
+    assert bytes(buffer) == np.ones(6).tobytes()
 
 
 def test_only_an_ndarrays_memory_is_locked_in_place():

@@ -261,7 +261,7 @@ def test_the_limit_is_reached_and_not_passed(driver: FaultyDriver) -> None:
     limit.bind(driver)
     a, b = limit.allocate(600, S), limit.allocate(400, S)
     with pytest.raises(
-        dm.OutOfMemory, match=r"the limit is 1000 bytes, of which 1000 bytes are in use: 1 bytes do not fit"
+        dm.OutOfMemory, match=r"the limit is 1000 bytes, of which 1000 bytes are in use and 0 bytes are left"
     ):
         limit.allocate(1, S)
     limit.deallocate(a, 600, S)

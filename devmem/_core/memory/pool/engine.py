@@ -164,10 +164,11 @@ class Pool(Adaptor, ABC):
         with lists.lock:
             if lists.reserved + chunk > self._limit:
                 cached = lists.cached
+                rounded = "" if chunk == nbytes else f"; it takes {exact_size(chunk)} at once"
                 raise OutOfMemory(
-                    f"the limit is {exact_size(self._limit)}, of which {exact_size(lists.reserved)} are held: "
-                    f"{exact_size(chunk)} more do not fit, and {exact_size(cached)} are cached but do not serve "
-                    f"({self!r}); raise max_bytes, or free something",
+                    f"the limit is {exact_size(self._limit)}, of which {exact_size(lists.reserved)} are held, "
+                    f"{exact_size(cached)} of these cached in blocks that do not serve ({self!r}){rounded}; "
+                    f"raise max_bytes, or free something",
                     requested=nbytes,
                     free=self._limit - lists.reserved + cached,
                     limit=self._limit,

@@ -211,7 +211,7 @@ def test_python_integers_that_do_not_fit_are_refused(to, value):
 @pytest.mark.parametrize("value", [None, object(), [None, 1], np.array([None, 1]), {}, lambda: 0])
 def test_objects_are_refused(value):
     d = dm.full(2, 7.0)
-    with pytest.raises(dm.LayoutError, match="Python objects"):
+    with pytest.raises(dm.LayoutError, match=r"Python objects|is not an array"):
         d[...] = value
     assert d.tolist() == [7, 7]
 

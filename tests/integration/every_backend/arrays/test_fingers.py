@@ -126,6 +126,24 @@ def test_to_of_a_freed_array_is_refused():
         array.to(array.device)
 
 
+@pytest.mark.parametrize("dtype", ["f4", "float32", np.float32, np.dtype("f4")], ids=repr)
+def test_to_of_a_dtype_says_where_devmem_converts(dtype):
+    with pytest.raises((dm.ConfigError, TypeError), match=r"this is a dtype.*asarray\(d\.copy_to_host\(\), dtype\)"):
+        dm.zeros(3).to(dtype)
+
+
+@pytest.mark.parametrize("wrong", ["nonsense", object, object(), "("], ids=repr)
+def test_to_of_anything_else_says_nothing_of_dtypes(wrong):
+    with pytest.raises((dm.ConfigError, TypeError)) as raised:
+        dm.zeros(3).to(wrong)
+    assert "dtype" not in str(raised.value)
+
+
+def test_to_the_cpu_says_what_copies_to_the_host():
+    with pytest.raises(dm.ConfigError, match=r"no backend is named 'cpu'.*copy_to_host\(\)"):
+        dm.zeros(3).to("cpu")
+
+
 def test_numpy_copies_to_the_host(model):
     host = dm.to_device(model).numpy()
     assert isinstance(host, np.ndarray)
@@ -189,6 +207,17 @@ def test_an_event_without_timing_cannot_be_recorded_with_it():
         ("float", r"x\.astype"),
         ("int", r"x\.astype"),
         ("long", r"x\.astype"),
+        ("to_numpy", "copy_to_host"),
+        ("stride", "strides"),
+        ("is_contiguous", "is_c_contiguous"),
+        ("is_pinned", "pinned_array"),
+        ("mT", "transpose"),
+        ("flat", "ravel"),
+        ("expand_dims", "None"),
+        ("broadcast_to", "broadcast_to"),
+        ("save", r"devmem\.save"),
+        ("untyped_storage", "ptr"),
+        ("toDlpack", "from_dlpack"),
         ("expand", "broadcast_to"),
         ("byteswap", "newbyteorder"),
         ("new_zeros", r"devmem\.zeros"),
@@ -254,6 +283,21 @@ def test_names_that_are_there_are_listed():
         ("DataLoader", "prefetch"),
         ("Tensor", "DeviceNDArray"),
         ("cat", "gather"),
+        ("copy", r"d\.copy\(\)"),
+        ("copyto", "copy_to_device"),
+        ("to_numpy", "copy_to_host"),
+        ("cpu", "copy_to_host"),
+        ("gpu", r"device\(0\)"),
+        ("local_devices", "devices"),
+        ("use_device", "with device"),
+        ("use_stream", "with stream"),
+        ("current_context", "current_device"),
+        ("memset", "fill"),
+        ("memcpy_async", "copy_async"),
+        ("set_per_process_memory_fraction", "limit:80%"),
+        ("frombuffer", "NumPy"),
+        ("toDlpack", "from_dlpack"),
+        ("CUDAGraph", "capture"),
         ("stack", "gather"),
     ],
 )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import gc
+import re
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +54,49 @@ def test_a_scope_left_twice_says_so_and_changes_nothing(scope):
     with pytest.raises(dm.DevmemError, match="was left before"):
         once.__exit__(None, None, None)
     assert in_force() == before
+
+
+@pytest.mark.own_thread  # the choice stays in its thread
+def test_a_choice_from_now_on_is_taken_back_by_close(scope):
+    before = in_force()
+    outer, inner = scope(), scope()
+    inner.close()
+    inner.close()
+    outer.close()
+    assert in_force() == before
+    with pytest.raises(dm.DevmemError, match="was entered before"):
+        outer.__enter__()
+
+
+def test_close_of_a_choice_leaves_the_same_stack_of_another_in_force():
+    stack = dm.memory.Statistics()
+    first, second = dm.use_memory(stack), dm.use_memory(stack)
+    second.close()
+    assert in_force()[1].resource is stack
+    first.close()
+    assert in_force()[1].resource is not stack
+
+
+def test_close_after_a_reset_takes_back_nothing(scope, device):
+    once = scope()
+    device.reset()
+    before = in_force()
+    once.close()
+    assert in_force()[1] is before[1]
+
+
+def test_close_ends_a_block_too(scope):
+    before = in_force()
+    once = scope()
+    once.__enter__()
+    once.close()
+    assert in_force() == before
+
+
+def test_scopes_show_what_they_choose(device):
+    with (memory := dm.use_memory("limit:1MiB")), (backend := dm.use_backend(device.backend)):
+        assert re.fullmatch(rf"<MemoryScope Limit\(.*\) for device memory of {device}>", repr(memory))
+        assert repr(backend) == f"<Scope of {device.backend!r}>"
 
 
 @pytest.mark.own_thread  # the choice stays in its thread

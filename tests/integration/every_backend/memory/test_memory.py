@@ -500,6 +500,7 @@ def test_the_default_thresholds_of_pending_frees(with_settings):
 
 #: A size in the units of people, and the number of bytes behind it.
 SIZE = r"[0-9.]+ [KMGT]iB \(([0-9,]+) bytes\)"
+BYTES = r"\([0-9,]+ bytes\)"
 
 
 def too_much():
@@ -513,12 +514,15 @@ def test_the_message_has_every_number(device):
         dm.device_array(asked, "u1")
     error = caught.value
     found = re.search(
-        rf"out of memory on {device}: asked for {SIZE} \(.+\); free {SIZE} of {SIZE}, "
+        rf"out of memory on {device}: asked for {SIZE} \(.+\); the device has {SIZE} free of {SIZE}, "
         rf"cached .*, pending .*, live {SIZE} in (\d+) block",
         str(error),
     )
     assert found, str(error)
     assert found[1] == f"{asked:,}"
+    assert str(error).endswith(
+        "memory_snapshot(record=True) shows from then on which lines hold it, devmem.spill moves arrays away"
+    )
     assert int(found[4].replace(",", "")) >= 12345
     assert (error.requested, f"{error.free:,}", error.limit) == (asked, found[2], None)
     assert isinstance(error, MemoryError)
@@ -537,7 +541,7 @@ def test_of_page_locked_memory_it_tells_of_the_host(device, need_kind):
         with pytest.raises(dm.OutOfMemory) as caught:
             dm.pinned_array(2 * MIB, "u1")
     found = re.search(
-        rf"out of page-locked host memory for {device}: the limit is {SIZE}, .* \(Limit\); asked for {SIZE}; "
+        rf"out of page-locked host memory for {device}: the limit is {SIZE}, .* \(Limit\); asked for {SIZE}; .*"
         rf"the host has {SIZE}, of which devmem holds cached 0 bytes, pending 0 bytes, live {SIZE} in (\d+) block",
         str(caught.value),
     )
@@ -554,7 +558,39 @@ def test_the_limit_that_was_reached_comes_first(device, stack):
         dm.device_array(3 * MIB, "u1")
     error = pickle.loads(pickle.dumps(caught.value))
     assert str(error).startswith(f"out of memory on {device}: the limit is 1.0 MiB (1,048,576 bytes), ")
+    assert str(error).count("3.0 MiB") == 1, "what was asked for is said once"
+    assert f"; all use_memory({stack!r}) share this stack; the device has " in str(error)
     assert (error.requested, error.free, error.limit) == (3 * MIB, MIB, MIB)
+
+
+def test_what_is_left_below_a_limit_is_in_the_message(device):
+    with dm.use_memory(dm.memory.Limit(None, 4 * MIB)), pytest.raises(dm.OutOfMemory) as caught:
+        kept = dm.device_array(3 * MIB, "u1")
+        dm.device_array(2 * MIB, "u1")
+    assert re.search(
+        rf"the limit is 4\.0 MiB {BYTES}, of which 3\.0 MiB {BYTES} are in use and 1\.0 MiB {BYTES} are left \(Limit\); "
+        rf"asked for 2\.0 MiB {BYTES}; the device has ",
+        str(caught.value),
+    ), str(caught.value)
+    assert caught.value.free == MIB
+    assert "share" not in str(caught.value)
+    kept.free()
+
+
+def test_what_a_pool_asks_for_is_told_apart_from_what_it_was_asked_for():
+    with dm.use_memory(dm.memory.PoolMemory(dm.memory.Limit(None, MIB))), pytest.raises(dm.OutOfMemory) as caught:
+        dm.device_array(2 * MIB + 1, "u1")
+    message = str(caught.value)
+    assert re.search(rf"; asked for 2\.0 MiB \(2,097,153 bytes\), and then for 2\.[0-9] MiB {BYTES}; ", message), (
+        message
+    )
+
+
+def test_a_limit_takes_the_size_second():
+    with pytest.raises(
+        dm.PluginError, match=r"'4GiB' is not a .*: the size comes second, Limit\(upstream, max_bytes\)"
+    ):
+        dm.memory.Limit("4GiB", PoolMemory())
 
 
 def test_memory_ran_out_in_no_line_of_devmem():

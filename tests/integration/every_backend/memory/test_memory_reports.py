@@ -144,6 +144,17 @@ def test_a_snapshot_is_read_by_people() -> None:
         del kept
 
 
+def test_a_snapshot_says_what_of_it_was_dropped() -> None:
+    dm.trim()
+    with dm.defer_cleanup():
+        kept = dm.zeros(1 << 20, np.uint8)
+        assert "dropped" not in str(memory_snapshot())
+        del kept
+        assert "; of these 1.0 MiB were dropped and wait to be freed: call trim() first" in str(memory_snapshot())
+    dm.trim()
+    assert "dropped" not in str(memory_snapshot())
+
+
 def test_without_owners_people_are_told_what_records_them() -> None:
     array = dm.to_device(np.arange(100))
     assert "memory_snapshot(record=True)" in str(memory_snapshot())

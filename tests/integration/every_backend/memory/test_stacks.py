@@ -155,7 +155,7 @@ def test_a_text_that_is_wrong(text, what):
 def test_by_the_environment(with_settings):
     with_settings(MEMORY_MANAGER="limit:1MiB,statistics")
     assert dm.zeros(10).tolist() == [0.0] * 10
-    with pytest.raises(dm.OutOfMemory, match=r"the limit is 1\.0 MiB \(1,048,576 bytes\), of which .* fit \(Limit\)"):
+    with pytest.raises(dm.OutOfMemory, match=r"the limit is 1\.0 MiB \(1,048,576 bytes\), of which .* left \(Limit\)"):
         dm.zeros(1 << 20, "u1").copy()
     gc.collect()
     with_settings(MEMORY_MANAGER="limit:lots")
