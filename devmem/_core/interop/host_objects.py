@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...spi.errors import LayoutError
-from ..base.layout import MAX_AXES
+from ..base.layout import MAX_AXES, new_host
 from .dlpack import HOST_TYPES
 from .import_ import device_of_tensor, host_tensor
 
@@ -170,7 +170,7 @@ def _assignable(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         return host
     if not array_like and host.dtype.kind in "iu" and dtype.kind in "iu":
         return _held(host, dtype)
-    cast = np.empty(host.shape, dtype)
+    cast = new_host(host.shape, dtype)
     try:
         # A Python scalar has no dtype of its own: NumPy must see it as it is.
         np.copyto(cast, value if not array_like and host.ndim == 0 else host, casting="same_kind")  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ from ..base.address import bytes_at
 from ..base.arguments import integers_of
 from ..base.config import settings
 from ..base.device_handle import CurrentDevice
-from ..base.layout import Shape
+from ..base.layout import Shape, new_host
 from ..device.device import checked_device, current_open_device, open_devices
 from ..device.open_device import OpenDevice
 from ..lifetime.allocation import ForeignAllocation
@@ -153,7 +153,7 @@ def host_tensor(obj: object) -> npt.NDArray[Any]:
     if device[0] != kind:
         raise BufferError(f"{_type(obj)} says that its memory is of DLPack type {kind} and exports {device[0]}")
     if not ptr:
-        return np.empty(shape, dtype)
+        return new_host(shape, dtype)
     raw = bytes_at(ptr + low, nbytes, read_only=bool(flags & READ_ONLY), owner=owner)
     return np.ndarray(shape, dtype, raw, -low, strides)
 
