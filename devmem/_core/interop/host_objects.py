@@ -43,7 +43,6 @@ def host_array(obj: object, dtype: np.dtype[Any] | None = None) -> npt.NDArray[A
     if type(obj) is np.ndarray:
         found = obj if dtype is None else np.asarray(obj, dtype)
     else:
-        check_no_mask(obj)
         found = _converted(obj, dtype)
     if found.dtype.hasobject:
         if obj is None:
@@ -72,13 +71,16 @@ def pinnable(array: object) -> npt.NDArray[Any]:
 def check_no_mask(obj: object) -> None:
     """Raise LayoutError if an object has a mask, or something in it has one: its elements alone would come to a device."""
     if has_mask(obj):
-        raise LayoutError(
-            "a masked array's mask does not go to a device: give array.filled(...) or array.data, and the mask by itself"
-        )
+        raise _lost_mask()
 
 
 def has_mask(obj: object, depth: int = MAX_AXES) -> bool:
-    """Whether an object, or something in it, has elements that a mask of its own declares not to count.
+    """Whether an object, or something in it, has elements that a mask of its own declares not to count."""
+    return _says_mask(obj, depth) or _converts_to_masked(obj)
+
+
+def _says_mask(obj: object, depth: int = MAX_AXES) -> bool:
+    """`has_mask` of all but what the object's own ``__array__`` returns, which is called once only where that matters.
 
     Masked arrays of NumPy, one element of them, and those of other libraries that are subclasses of ndarray have it in their
     class. A field of the name ``mask``, which a recarray may have, is not in the class.
@@ -97,6 +99,23 @@ def has_mask(obj: object, depth: int = MAX_AXES) -> bool:
     items = _items(obj) if depth else ()
     kinds = {each for each in set(map(type, items)) - _PLAIN if not issubclass(each, np.generic)}
     return bool(kinds) and any(has_mask(each, depth - 1) for each in items if type(each) in kinds)
+
+
+def _converts_to_masked(obj: object) -> bool:
+    """Whether the ``__array__`` of an object returns a masked array; tensors, which have DLPack, have no masks."""
+    kind = type(obj)
+    if issubclass(kind, (np.ndarray, np.generic)) or hasattr(kind, "__dlpack__") or not hasattr(kind, "__array__"):
+        return False
+    try:
+        return _says_mask(np.asanyarray(obj))
+    except Exception:  # NumPy says what it makes of it
+        return False
+
+
+def _lost_mask() -> LayoutError:
+    return LayoutError(
+        "a masked array's mask does not go to a device: give array.filled(...) or array.data, and the mask by itself"
+    )
 
 
 def assignable(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -125,14 +144,18 @@ def one_value(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 def _converted(obj: object, dtype: np.dtype[Any] | None) -> npt.NDArray[Any]:
     """What NumPy makes of an object; of a tensor that it can do nothing with, what DLPack says it is."""
+    if _says_mask(obj):
+        raise _lost_mask()
     try:
-        found = np.asarray(obj, dtype)
+        found = np.asanyarray(obj, dtype)  # which keeps the mask of what the object's `__array__` returns
     except TypeError:  # so PyTorch refuses types that NumPy does not have
         if not _is_host_tensor(obj):
             raise
     else:
+        if _says_mask(found):
+            raise _lost_mask()
         if not found.dtype.hasobject or not _is_host_tensor(obj):
-            return found
+            return np.asarray(found)
     return np.asarray(host_tensor(obj), dtype)
 
 

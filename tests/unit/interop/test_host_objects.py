@@ -62,6 +62,17 @@ class Tensor:
         return self.array.__dlpack__(max_version=max_version, dl_device=(1, 0))
 
 
+class Converts:
+    """An object whose ``__array__`` returns what it was made with, as those of lazy arrays do."""
+
+    def __init__(self, array):
+        self.array, self.calls = array, 0
+
+    def __array__(self, dtype=None, copy=None):
+        self.calls += 1
+        return self.array if dtype is None else self.array.astype(dtype)
+
+
 M = np.ma.array([1.0, 2.0, 3.0], mask=[0, 1, 0])
 RECORD = np.ma.array([(1, 2.0)], mask=[(0, 1)], dtype="i4,f8")
 MASKED = {
@@ -79,6 +90,8 @@ MASKED = {
     "deque": deque([M]),
     "sequence of another class": UserList([M]),
     "sequence by its methods": Items(1.0, np.ma.masked),
+    "by __array__": Converts(M),
+    "by __array__, in a list": [[1.0, 2.0, 3.0], Converts(M)],
 }
 WAYS_IN = {
     "to_device": dm.to_device,
@@ -163,11 +176,19 @@ def test_nor_by_an_argument_of_a_kernel_or_a_plan():
         range(3),
         {"mask": 1},
         Items(1, 2),
+        Converts(np.arange(3)),
+        [Converts(np.arange(3))],
     ],
     ids=lambda obj: type(obj).__name__,
 )
 def test_what_has_no_mask_is_not_taken_to_have_one(obj):
     assert not has_mask(obj)
+
+
+def test_an_object_is_converted_once():
+    lazy = Converts(np.arange(3.0))
+    assert dm.to_device(lazy).copy_to_host().tolist() == [0, 1, 2]
+    assert lazy.calls == 1
 
 
 def test_host_array_is_the_array_itself_or_what_numpy_makes_of_it():
