@@ -91,6 +91,25 @@ def new_host(shape: Shape, dtype: np.dtype[Any], order: Literal["C", "F"] = "C")
     return np.ndarray(shape, dtype, order=order)
 
 
+def opaque(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype as text can name it: bytes (``|V1``) in place of types that other libraries have registered, in records too.
+
+    NumPy has no text for those, and gives one that means nothing: ``<f1`` for a float8 of ml_dtypes.
+    """
+    if dtype.isbuiltin == 2:
+        return np.dtype(f"V{dtype.itemsize}")
+    if dtype.subdtype is not None:
+        return np.dtype((opaque(dtype.subdtype[0]), dtype.subdtype[1]))
+    names = list(dtype.names or ())
+    fields: list[Any] = [dtype.fields[name] for name in names] if dtype.fields is not None else []
+    formats = [opaque(field[0]) for field in fields]
+    if all(kind == field[0] for kind, field in zip(formats, fields, strict=True)):
+        return dtype
+    offsets, titles = [field[1] for field in fields], [field[2] if len(field) > 2 else None for field in fields]
+    layout = {"names": names, "formats": formats, "offsets": offsets, "titles": titles, "itemsize": dtype.itemsize}
+    return np.dtype(layout)  # type: ignore[call-overload, no-any-return]
+
+
 def index(shape: Shape, strides: Shape, key: object) -> tuple[int, Shape, Shape]:
     """Byte offset, shape and strides of ``array[key]`` for ints, slices, Ellipsis and None.
 

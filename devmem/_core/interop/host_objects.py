@@ -213,10 +213,10 @@ def _instead(host: npt.NDArray[Any], dtype: np.dtype[Any]) -> str:
         return "nor is there another: " + (
             "assign the fields one by one, d['name'] = ..." if dtype.names else "give one of its fields, value['name']"
         )
-    if host.ndim == 0 and host.dtype.kind in "biuf" and dtype.isbuiltin and not dtype.names:
+    if host.ndim == 0 and host.dtype.kind in "biuf" and dtype.isbuiltin == 1:
         return f"if that is meant, convert it yourself: numpy.{dtype.name}(value)"
     named = (
-        "d.dtype" if dtype.kind == "V" else repr(dtype.str)
+        "d.dtype" if dtype.kind == "V" or dtype.isbuiltin == 2 else repr(dtype.str)
     )  # which says of records, and of bfloat16, their size alone
     return f"if that is meant, convert it yourself: numpy.asarray(value).astype({named})"
 

@@ -284,6 +284,15 @@ ADVICE = {
 }
 
 
+try:
+    import ml_dtypes
+except ImportError:
+    pass
+else:
+    FLOAT8 = np.dtype(ml_dtypes.float8_e5m2)
+    ADVICE |= {"a float8": (2.5 + 1j, FLOAT8, 2.5), "floats as float8": (np.array([2.5 + 1j]), FLOAT8, [2.5])}
+
+
 @pytest.mark.parametrize("name", ADVICE)
 @pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")
 def test_what_a_refusal_advises_works(name):
