@@ -24,12 +24,12 @@ import numpy.typing as npt
 from ...spi.errors import LayoutError
 from ..base.layout import MAX_AXES, new_host
 from .dlpack import HOST_TYPES
-from .import_ import device_of_tensor, host_tensor
+from .import_ import device_of_tensor, host_tensor, is_tensor
 
 #: Types of which NumPy makes one element, or that it takes as they are: there is nothing to look for in them.
 _PLAIN = {bool, int, float, complex, str, bytes, range, type(None), np.ndarray}
-#: What says that an object is an array itself, and not a sequence of them.
-_CONVERSIONS = ("__array__", "__array_interface__", "__array_struct__", "__dlpack__")
+#: What says that an object is an array itself, and not a sequence of them; so do DLPack's methods.
+_CONVERSIONS = ("__array__", "__array_interface__", "__array_struct__")
 
 
 def host_array(obj: object, dtype: np.dtype[Any] | None = None) -> npt.NDArray[Any]:
@@ -104,7 +104,7 @@ def _says_mask(obj: object, depth: int = MAX_AXES) -> bool:
 def _converts_to_masked(obj: object) -> bool:
     """Whether the ``__array__`` of an object returns a masked array; tensors, which have DLPack, have no masks."""
     kind = type(obj)
-    if issubclass(kind, (np.ndarray, np.generic)) or hasattr(kind, "__dlpack__") or not hasattr(kind, "__array__"):
+    if issubclass(kind, (np.ndarray, np.generic)) or is_tensor(obj) or not hasattr(kind, "__array__"):
         return False
     try:
         return _says_mask(np.asanyarray(obj))
@@ -160,7 +160,7 @@ def _converted(obj: object, dtype: np.dtype[Any] | None) -> npt.NDArray[Any]:
 
 
 def _is_host_tensor(obj: object) -> bool:
-    return hasattr(type(obj), "__dlpack_device__") and device_of_tensor(obj)[0] in HOST_TYPES
+    return is_tensor(obj) and device_of_tensor(obj)[0] in HOST_TYPES
 
 
 def _items(obj: Any) -> Any:
@@ -170,7 +170,7 @@ def _items(obj: Any) -> Any:
         return obj
     if issubclass(kind, (str, bytes, dict)) or not (hasattr(kind, "__len__") and hasattr(kind, "__getitem__")):
         return ()
-    if any(hasattr(kind, name) for name in _CONVERSIONS):
+    if is_tensor(obj) or any(getattr(kind, name, None) is not None for name in _CONVERSIONS):
         return ()
     try:
         memoryview(obj).release()

@@ -253,6 +253,42 @@ def test_a_type_error_of_what_is_no_tensor_stays():
         dm.to_device(Broken())
 
 
+WHOLE = {"__dlpack__": Tensor.__dlpack__, "__dlpack_device__": Tensor.__dlpack_device__}
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        WHOLE | {"__dlpack_device__": None},
+        WHOLE | {"__dlpack__": None},
+        dict.fromkeys(WHOLE),
+        {"__dlpack_device__": Tensor.__dlpack_device__},
+    ],
+    ids=["no device", "no capsule", "neither", "lacks one"],
+)
+def test_none_in_place_of_a_method_says_that_there_is_no_dlpack(methods):
+    plain = type("Plain", (Converts,), methods)(np.arange(3.0))
+    listed = type("Listed", (UserList,), methods)
+    assert not dm.is_device_array(plain)
+    for given in (plain, [plain], listed([0.0, 1.0, 2.0])):
+        assert np.ravel(dm.to_device(given).copy_to_host()).tolist() == [0, 1, 2]
+    assert dm.to_device_many([plain])[0].copy_to_host().tolist() == [0, 1, 2]
+    with pytest.raises(TypeError, match=r"has no __dlpack__ and __dlpack_device__: copy it with devmem.to_device"):
+        dm.from_dlpack(plain)
+    with pytest.raises(LayoutError, match="mask"):
+        dm.to_device(listed([M]))
+
+
+def test_a_tensor_that_does_not_answer_is_not_sent_to_the_verb_that_asked():
+    class Broken(Tensor):
+        @property
+        def __dlpack__(self):
+            raise RuntimeError("not now")
+
+    with pytest.raises(TypeError, match=r"has no __dlpack__ and __dlpack_device__: give numpy.asarray\(x\)$"):
+        dm.to_device(Broken(np.arange(3.0)))
+
+
 # -- assignments -------------------------------------------------------------------------------------------------------
 
 
