@@ -195,6 +195,8 @@ def check_destination(ary: object, shape: Shape, dtype: np.dtype[Any], call: str
     if not isinstance(ary, np.ndarray):
         give = "its host(), and call host_changed() behind it" if hasattr(ary, "host_changed") else "numpy.empty(...)"
         raise TypeError(f"{call}: the destination must be an ndarray, not a {type(ary).__name__}: give {give}")
+    if type(ary) is not np.ndarray and hasattr(type(ary), "mask"):
+        raise LayoutError(f"{call}: a masked array would keep its mask, for other elements: give its data, m.data")
     if ary.dtype != dtype or ary.shape != shape:
         check_same(call, ary.shape, ary.dtype, shape, dtype)
     flags = ary.flags

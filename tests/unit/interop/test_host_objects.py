@@ -138,6 +138,30 @@ def test_no_mask_is_lost_on_any_way_in(name, way):
         WAYS_IN[way](MASKED[name])
 
 
+INTO = {
+    "copy_to_host": lambda d, m: d.copy_to_host(m),
+    "on a stream": lambda d, m: d.copy_to_host(m, stream=dm.stream()),
+    "copy_async": lambda d, m: dm.copy_async(d, m),
+    "gather": lambda d, m: dm.gather([d], out=m),
+    "copy_pitched": lambda d, m: dm.copy_pitched(m, d, width=24, height=1),
+    "Out": lambda d, m: nothing[1, 1](dm.Out(m)),
+}
+
+
+@dm.kernel
+def nothing(x):
+    pass
+
+
+@pytest.mark.parametrize("way", INTO)
+@pytest.mark.parametrize("name", ["array", "without a masked element", "of another library"])
+def test_no_mask_is_left_over_elements_that_come_from_a_device(name, way):
+    given = MASKED[name].copy()
+    with pytest.raises(LayoutError, match="mask"):
+        INTO[way](dm.ones(3), given)
+    assert given.tobytes() == MASKED[name].tobytes()
+
+
 @pytest.mark.parametrize("way", IN_PLACE)
 @pytest.mark.parametrize("name", [name for name, each in MASKED.items() if isinstance(each, np.ndarray)])
 def test_nor_where_memory_is_used_in_place(name, way):
@@ -147,10 +171,6 @@ def test_nor_where_memory_is_used_in_place(name, way):
 
 
 def test_nor_by_an_argument_of_a_kernel_or_a_plan():
-    @dm.kernel
-    def nothing(x):
-        pass
-
     with pytest.raises(LayoutError, match=r"mask.*filled"):
         nothing[1, 1](dm.In(M))
     stream, source, target = dm.stream(), dm.pinned_array(3), dm.zeros(3)
@@ -158,7 +178,12 @@ def test_nor_by_an_argument_of_a_kernel_or_a_plan():
         target.copy_to_device(source, stream=stream)
     with pytest.raises(LayoutError, match=r"mask.*filled"):
         plan.update(src=np.ma.array(dm.pinned_array(3), mask=[0, 1, 0], copy=False))
+    with dm.capture(stream) as back:
+        target.copy_to_host(source, stream=stream)
+    with pytest.raises(LayoutError, match="mask"):
+        back.update(dst=np.ma.array(dm.pinned_array(3), mask=[0, 1, 0], copy=False))
     plan.close()
+    back.close()
 
 
 @pytest.mark.parametrize(
