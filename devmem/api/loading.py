@@ -81,7 +81,7 @@ def prefetch(
     LayoutError
         ``depth`` is less than 1.
     TypeError
-        It is no iterable.
+        It is no iterable of batches, but one batch in a mapping, or text; or an item is text, as a file's name is.
     Exception
         What the iterable raised, or the upload of an item, after the items before it; then the iteration is over.
 

@@ -37,7 +37,7 @@ def from_dlpack(obj: object, device: object, copy: bool | None) -> DeviceNDArray
         # Devmem's own mapped or managed memory: devmem knows its device and streams, DLPack does not.
         if view is not None:
             return _placed(view, None if device is None else open_device_of(device), copy)
-    exporter = import_.device_of_tensor(obj)
+    exporter = import_.device_of_tensor(obj, "copy it with devmem.to_device()")
     wanted = None if device is None else open_device_of(device)
     if exporter[0] in HOST_TYPES:
         opened = current_open_device() if wanted is None else wanted
@@ -110,7 +110,7 @@ def _is_readable(obj: object) -> bool:
     """Whether it has host memory, and the device is the host."""
     return (
         current_open_device().handle.is_host
-        and hasattr(type(obj), "__dlpack_device__")
+        and import_.is_tensor(obj)
         and not has_mask(obj)
         and import_.device_of_tensor(obj)[0] in HOST_TYPES
     )

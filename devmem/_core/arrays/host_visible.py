@@ -12,7 +12,7 @@ from ...spi.types import AllocFlags, Capability, MemoryKind
 from ..base.address import address, extent
 from ..base.advice import made_by
 from ..base.device_handle import CurrentDevice
-from ..base.layout import Shape, span
+from ..base.layout import Shape, new_host, span
 from ..device.device import DeviceLike
 from ..interop.dlpack import CPU
 from ..lifetime.allocation import Allocation
@@ -236,7 +236,7 @@ def host_visible(
             base = driver.device_pointer(allocation.ptr) if kind is MemoryKind.MAPPED else allocation.ptr
         raw = np.asarray(Buffer(allocation))
     # An empty shape still wants a buffer of at least its offset.
-    array = np.ndarray(shape, dtype, raw, 0, strides) if nbytes else np.empty(shape, dtype)
+    array = np.ndarray(shape, dtype, raw, 0, strides) if nbytes else new_host(shape, dtype)
     if kind is MemoryKind.PINNED:
         return array.view(PinnedNDArray)
     visible: HostVisible = array.view(MappedNDArray if kind is MemoryKind.MAPPED else ManagedNDArray)

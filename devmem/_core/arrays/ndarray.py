@@ -554,6 +554,12 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
         host = self.copy_to_host()
         return host if dtype is None else host.astype(dtype, copy=False)
 
+    def __bytes__(self) -> bytes:
+        guard(
+            "bytes()"
+        )  # without this method Python takes the elements one by one, or an integer for a number of zeros
+        return self.copy_to_host().tobytes()
+
     def __index__(self) -> int:
         # TypeError, as from NumPy, so that a device array of several elements is refused as the fancy index that it is.
         if self.shape or self.dtype.kind not in "iu":
@@ -711,6 +717,9 @@ class DeviceRecord(Listed):
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return self._array.__array__(dtype, copy)
+
+    def __bytes__(self) -> bytes:
+        return bytes(self._array)
 
     def __copy__(self) -> DeviceRecord:
         return _record(type(self), self._array.copy())

@@ -13,7 +13,7 @@ from ...spi.types import AllocFlags, MemoryKind
 from ..base.address import address
 from ..base.advice import made_by
 from ..base.device_handle import CurrentDevice
-from ..base.layout import Shape, like_strides
+from ..base.layout import Shape, like_strides, new_host
 from ..interop import dlpack, export
 from ..interop.dlpack import CPU, IS_COPIED, READ_ONLY
 from ..lifetime.allocation import Allocation
@@ -118,7 +118,7 @@ def pinned_like(opened: OpenDevice, shape: Shape, dtype: np.dtype[Any], strides:
     opened.handle.require_kind(MemoryKind.PINNED)
     nbytes = math.prod(shape) * dtype.itemsize
     if not nbytes:
-        return np.empty(shape, dtype)
+        return new_host(shape, dtype)
     with CurrentDevice(opened.handle):
         allocation = opened.memory.allocate_host(
             nbytes, MemoryKind.PINNED, AllocFlags.NONE, opened.streams.legacy, pooled=True

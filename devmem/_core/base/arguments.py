@@ -209,6 +209,8 @@ def check_destination(ary: object, shape: Shape, dtype: np.dtype[Any], call: str
         elif isinstance(ary, (bytearray, memoryview)):
             give = "numpy.frombuffer(buffer, d.dtype).reshape(d.shape)"
         raise TypeError(f"{call}: the destination must be an ndarray, not a {type(ary).__name__}: give {give}")
+    if type(ary) is not np.ndarray and hasattr(type(ary), "mask"):
+        raise LayoutError(f"{call}: a masked array would keep its mask, for other elements: give its data, m.data")
     if ary.dtype != dtype or ary.shape != shape:
         check_same(call, ary.shape, ary.dtype, shape, dtype)
     flags = ary.flags

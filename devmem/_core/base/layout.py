@@ -1,4 +1,4 @@
-"""Arithmetic of shapes, strides and byte ranges: pure functions of integers."""
+"""Arithmetic of shapes, strides and byte ranges, and host arrays of a layout."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import operator
 import sys
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from ...spi.errors import LayoutError
 
@@ -19,7 +21,7 @@ MAX_AXES = 64 if int(np.__version__.partition(".")[0]) >= 2 else 32
 
 def span(shape: Shape, strides: Shape, itemsize: int) -> tuple[int, int]:
     """Offsets, from the first element, of the lowest byte and of the byte behind the highest."""
-    if 0 in shape:
+    if 0 in shape or not itemsize:
         return 0, 0
     low = high = 0
     for count, stride in zip(shape, strides, strict=True):
@@ -79,6 +81,33 @@ def like_strides(shape: Shape, strides: Shape, itemsize: int) -> Shape:
         result[axis] = step
         step *= max(shape[axis], 1)
     return tuple(result)
+
+
+def new_host(shape: Shape, dtype: np.dtype[Any], order: Literal["C", "F"] = "C") -> npt.NDArray[Any]:
+    """A new host array of exactly this dtype, of undefined contents.
+
+    ``numpy.empty`` makes one character of text of no length (``S0``, which fields of records have): bytes that nothing fills.
+    """
+    return np.ndarray(shape, dtype, order=order)
+
+
+def opaque(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype as text can name it: bytes (``|V1``) in place of types that other libraries have registered, in records too.
+
+    NumPy has no text for those, and gives one that means nothing: ``<f1`` for a float8 of ml_dtypes.
+    """
+    if dtype.isbuiltin == 2:
+        return np.dtype(f"V{dtype.itemsize}")
+    if dtype.subdtype is not None:
+        return np.dtype((opaque(dtype.subdtype[0]), dtype.subdtype[1]))
+    names = list(dtype.names or ())
+    fields: list[Any] = [dtype.fields[name] for name in names] if dtype.fields is not None else []
+    formats = [opaque(field[0]) for field in fields]
+    if all(kind == field[0] for kind, field in zip(formats, fields, strict=True)):
+        return dtype
+    offsets, titles = [field[1] for field in fields], [field[2] if len(field) > 2 else None for field in fields]
+    layout = {"names": names, "formats": formats, "offsets": offsets, "titles": titles, "itemsize": dtype.itemsize}
+    return np.dtype(layout)  # type: ignore[call-overload, no-any-return]
 
 
 def index(shape: Shape, strides: Shape, key: object) -> tuple[int, Shape, Shape]:

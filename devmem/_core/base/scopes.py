@@ -72,6 +72,24 @@ def _of_context(name: str) -> Any:
     return OwnThreadVariable(name, None) if inherits else ContextVar(name, default=None)
 
 
+class Choice(tuple[T]):
+    """The value, in a tuple as the compiled core reads it, that holds from one call of `ScopeVariable.choose` on.
+
+    Those that were taken back are passed over when a later one is, whatever the order. No other choice refers to one that still
+    holds, but by what takes it back: what nobody can take back keeps no earlier ones.
+    """
+
+    ended = False
+    #: Of one that was taken back: the choice before it.
+    before: Choice[T] | None = None
+
+
+def _not_ended(choice: Choice[T] | None) -> Choice[T] | None:
+    while choice is not None and choice.ended:
+        choice = choice.before
+    return choice
+
+
 class Block(Generic[T]):
     """The value of one ``with`` block."""
 
@@ -83,7 +101,7 @@ class Block(Generic[T]):
         #: Whether it was left where it cannot be taken out of its context: no context goes by it any more.
         self.ended = False
         #: What was chosen inside of it, until its end, for each thread by `_Thread.key`.
-        self.choices: dict[object, tuple[T]] = {}
+        self.choices: dict[object, Choice[T]] = {}
         #: Of a value that is entered itself (``with device:``): what stands for the block among the open ones.
         self.seat: tuple[T, ref[Block[T]]] | None = None
 
@@ -92,7 +110,7 @@ class ThreadChoice(threading.local, Generic[T]):
     """What was chosen for this thread where no block was around. The compiled core looks at it."""
 
     def __init__(self, none: T) -> None:
-        self.choice = (none,)
+        self.choice = Choice((none,))
 
 
 class ScopeVariable(Generic[T]):
@@ -128,18 +146,19 @@ class ScopeVariable(Generic[T]):
     def choose(self, value: T) -> Callable[[], None]:
         """Make a value hold in this thread from now on, to the end of the block around the call; the result takes it back."""
         around = self._blocks()
-        choices: dict[Any, tuple[T]] = around[-1].choices if around else vars(self.chosen)
+        choices: dict[Any, Choice[T]] = around[-1].choices if around else vars(self.chosen)
         key = _thread.key if around else "choice"
-        before, choice = choices.get(key), (value,)
+        before, choice = choices.get(key), Choice((value,))
         choices[key] = choice
 
         def undo() -> None:
-            if choices.get(key) is not choice:  # there is a later one
+            choice.ended, choice.before = True, _not_ended(before)
+            if choices.get(key) is not choice:  # a later one holds, or held and was taken back
                 return
-            if before is None:
+            if choice.before is None:
                 del choices[key]
             else:
-                choices[key] = before
+                choices[key] = choice.before
 
         return undo
 

@@ -7,7 +7,7 @@ import reprlib
 
 from ...spi.errors import ConfigError
 
-ALLOWED = "a number of bytes, with a unit (KiB, MiB, GiB, TiB, KB, MB, GB, TB) or without"
+ALLOWED = "a whole number of bytes, or any number with a unit (KiB, MiB, GiB, TiB, KB, MB, GB, TB)"
 ALLOWED_SHARE = f"{ALLOWED}, or a share of the device's memory (80%)"
 
 #: More than any size has: Python refuses to read very long numbers.
@@ -28,8 +28,12 @@ def parse_size(size: int | str) -> int:
     if isinstance(size, int) and not isinstance(size, bool):
         nbytes = size
     elif found is not None and found[2] in _UNITS and len(found[1]) <= MAX_DIGITS:
-        nbytes = (float(found[1]) if "." in found[1] else int(found[1])) * _UNITS[found[2]]
-    if not 0 <= nbytes < 1 << 64:
+        unit = _UNITS[found[2]]
+        if "." not in found[1]:
+            nbytes = int(found[1]) * unit
+        elif unit > 1:  # a fraction of a byte is none: a share of the memory is meant, or a unit is missing
+            nbytes = float(found[1]) * unit
+    if nbytes != 0 and not 1 <= nbytes < 1 << 64:
         raise ConfigError(f"{reprlib.repr(size)} is not a size: give {ALLOWED}, less than 2**64")
     return int(nbytes)
 

@@ -17,9 +17,10 @@ import operator
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from contextvars import copy_context
+from os import PathLike
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
@@ -83,6 +84,12 @@ class Prefetcher(Generic[T]):
         count = operator.index(depth)
         if count < 1:
             raise LayoutError(f"prefetch(depth={depth}): at least one item is on its way")
+        if isinstance(iterable, Mapping):
+            raise TypeError(
+                f"prefetch() takes an iterable of batches, and a {type(iterable).__name__} gives its keys: for one batch give "
+                f"[batch], for several batches.values()"
+            )
+        _check_is_no_name(iterable)
         source = iter(iterable)
         self._opened = opened = open_device_of(device)
         #: The stream that the caller named: the arrays are bound to it.
@@ -247,6 +254,7 @@ class _Loader:
             except StopIteration:
                 return
             try:
+                _check_is_no_name(item)
                 tree = upload_many(item, self.stream, self.opened.device)
                 event = self.stream.record()
             except Exception as error:
@@ -276,6 +284,12 @@ class _Loader:
             with suppress(Empty):  # put before the thread could see who waits
                 return self.ready.get_nowait()
             await waiter
+
+
+def _check_is_no_name(given: object) -> None:
+    """Refuse text where arrays are meant: NumPy would make an array of its characters."""
+    if isinstance(given, (str, bytes, PathLike)):
+        raise TypeError(f"prefetch() takes arrays, not {given!r}: of a file's name devmem.load(path) makes one")
 
 
 def _uploaded(leaf: object, copies: Stream) -> DeviceNDArray[Any] | None:

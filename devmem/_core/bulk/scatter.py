@@ -23,6 +23,7 @@ from ..arrays.pinned import pinned_like
 from ..base.arguments import check_destination
 from ..base.array_view import part_of
 from ..base.device_handle import CurrentDevice
+from ..base.layout import new_host
 from ..copy.staging.blocks import blocks
 from ..device.device import open_device_of
 from ..device.open_device import OpenDevice
@@ -88,7 +89,7 @@ def gather(arrays: object, axis: SupportsIndex, out: HostArray | None, pinned: b
             raise LayoutError("gather(pinned=True) makes a new array: leave out= out")
         check_destination(out, shape, first.dtype, "gather(out=)")
     else:
-        out = pinned_like(first.open_device, shape, first.dtype, None) if pinned else np.empty(shape, first.dtype)
+        out = pinned_like(first.open_device, shape, first.dtype, None) if pinned else new_host(shape, first.dtype)
     before: Key = (slice(None),) * along
     _download(views, [out[(*before, slice(start, end))] for start, end in pairwise(ends)])
     return out

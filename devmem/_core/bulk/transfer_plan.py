@@ -316,9 +316,8 @@ class TransferPlan(Listed):
             if getattr(given, fact) != getattr(side.view, fact):
                 _refuse(what, f"has {fact} {getattr(given, fact)}", f"{fact} {getattr(side.view, fact)}")
         if on_host:
-            if name == "src":
-                check_no_mask(array)
-            elif not array.flags.writeable:
+            check_no_mask(array)
+            if name == "dst" and not array.flags.writeable:
                 _refuse(what, "is read-only", "one that can be written to")
             now = self.opened.copies.host_side(array)
             return Side(array, side.first, now.address, now.keep)

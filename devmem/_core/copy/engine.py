@@ -26,7 +26,7 @@ from ...spi.types import Box, Capability, CopyKind
 from ..base.address import address, extent
 from ..base.array_view import ArrayView, address_range, along_memory, part_of
 from ..base.device_handle import DeviceHandle
-from ..base.layout import in_memory_order, is_contiguous, memory_order, overlap, span
+from ..base.layout import in_memory_order, is_contiguous, memory_order, new_host, overlap, span
 from ..lifetime.allocation import StreamUse
 from ..lifetime.device_memory import DeviceMemory
 from ..lifetime.page_locks import PageLockTable
@@ -593,7 +593,7 @@ def by_host(
     long = {nearest(side.shape, side.strides) for side in (dst, src)}
     for tile in tiles(dst.shape, dst.itemsize, engine.slot_bytes, long):
         part = part_of(src, tile)
-        host = np.empty(part.shape, part.dtype)
+        host = new_host(part.shape, part.dtype)
         fetch(part, host)
         engine.put(part_of(dst, tile), host, stream, False)
         engine.ring.limit_in_flight(stream)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.address import address
-from ..base.layout import Shape, is_contiguous, like_strides, span
+from ..base.layout import Shape, is_contiguous, like_strides, new_host, span
 
 #: Bytes that a processor's cache loads together.
 LINE = 64
@@ -50,9 +50,9 @@ def scratch(shape: Shape, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 def host_like(shape: Shape, dtype: np.dtype[Any], strides: Shape | None) -> npt.NDArray[Any]:
     """A new ndarray with the same order of axes as one with these strides; None: in C order."""
     if strides is None or is_contiguous(shape, strides, dtype.itemsize):
-        return np.empty(shape, dtype)
+        return new_host(shape, dtype)
     if is_contiguous(shape, strides, dtype.itemsize, "F"):
-        return np.empty(shape, dtype, "F")
+        return new_host(shape, dtype, "F")
     like = like_strides(shape, strides, dtype.itemsize)
     size = max(span(shape, like, dtype.itemsize)[1], 1)
     return np.ndarray(shape, dtype, np.empty(size, np.uint8), 0, like)

@@ -24,7 +24,7 @@ from ...spi.types import Capability, CopyKind
 from ..base.address import address
 from ..base.array_view import ArrayView, address_range, along_memory
 from ..base.device_handle import CurrentDevice
-from ..base.layout import Shape, contiguous_strides, overlap
+from ..base.layout import Shape, contiguous_strides, new_host, overlap
 from ..lifetime.allocation import Allocation, StreamUse
 from ..ordering.event import orders
 from ..ordering.stream import Stream
@@ -94,7 +94,7 @@ def copy_from_peer(
         return
     coherent = engine.handle.info.coherence and source.engine.handle.info.coherence
     if coherent and overlap(address_range(dst), address_range(source.view)):  # in the host's memory
-        host = np.empty(dst.shape, dst.dtype)
+        host = new_host(dst.shape, dst.dtype)
         source.fetch(source.view, host)
         engine.upload(dst, host, stream, blocking)
         return

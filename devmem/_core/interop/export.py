@@ -12,7 +12,7 @@ from ...spi.errors import LayoutError
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 from ..base.array_view import ArrayView
 from ..base.device_handle import CPU, CurrentDevice
-from ..base.layout import is_contiguous
+from ..base.layout import is_contiguous, opaque
 from ..lifetime.allocation import Allocation, ExportedForeign
 from ..ordering.stream import Stream
 from ..ordering.stream_table import StreamTable
@@ -104,8 +104,7 @@ def array_interface(view: ArrayView[Any], allocation: Allocation, table: StreamT
         strides = None
     interface = {
         "shape": view._shape,
-        # NumPy has no text for types of extensions, float8 say, and gives one that means nothing: opaque bytes then.
-        "typestr": dtype.str if dtype.isbuiltin != 2 else f"|V{dtype.itemsize}",
+        "typestr": opaque(dtype).str,
         "data": (view._ptr, allocation.read_only),
         "strides": strides,
         "version": 3,
@@ -190,6 +189,6 @@ def _stream_to_wait_for(allocation: Allocation, table: StreamTable) -> int | Non
 def _described(dtype: np.dtype[Any]) -> dict[str, Any]:
     """The fields of a record; nothing where they overlap, which a list of them cannot say."""
     try:
-        return {"descr": dtype.descr}
+        return {"descr": opaque(dtype).descr}
     except ValueError:
         return {}

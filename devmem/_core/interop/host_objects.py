@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...spi.errors import LayoutError
-from ..base.layout import MAX_AXES
+from ..base.layout import MAX_AXES, new_host
 from .dlpack import HOST_TYPES
-from .import_ import device_of_tensor, host_tensor
+from .import_ import device_of_tensor, host_tensor, is_tensor
 
 #: Types of which NumPy makes one element, or that it takes as they are: there is nothing to look for in them.
 _PLAIN = {bool, int, float, complex, str, bytes, range, type(None), np.ndarray}
@@ -38,8 +38,8 @@ _NO_ARRAYS = (
     (Iterable, "give list(x)"),
     (object, "give an array, a number or text, or a list of them"),
 )
-#: What says that an object is an array itself, and not a sequence of them.
-_CONVERSIONS = ("__array__", "__array_interface__", "__array_struct__", "__dlpack__")
+#: What says that an object is an array itself, and not a sequence of them; so do DLPack's methods.
+_CONVERSIONS = ("__array__", "__array_interface__", "__array_struct__")
 
 
 def host_array(obj: object, dtype: np.dtype[Any] | None = None) -> npt.NDArray[Any]:
@@ -53,7 +53,6 @@ def host_array(obj: object, dtype: np.dtype[Any] | None = None) -> npt.NDArray[A
     if type(obj) is np.ndarray:
         found = obj if dtype is None else np.asarray(obj, dtype)
     else:
-        check_no_mask(obj)
         found = _converted(obj, dtype)
     if found.dtype.hasobject:
         raise LayoutError(_refusal(obj, found))
@@ -75,14 +74,16 @@ def pinnable(array: object) -> npt.NDArray[Any]:
 def check_no_mask(obj: object) -> None:
     """Raise LayoutError if an object has a mask, or something in it has one: its elements alone would come to a device."""
     if has_mask(obj):
-        raise LayoutError(
-            "a masked array's mask does not go to a device: give array.filled(...), or array.data and by itself the mask, "
-            "numpy.ma.getmaskarray(array)"
-        )
+        raise _lost_mask()
 
 
 def has_mask(obj: object, depth: int = MAX_AXES) -> bool:
-    """Whether an object, or something in it, has elements that a mask of its own declares not to count.
+    """Whether an object, or something in it, has elements that a mask of its own declares not to count."""
+    return _says_mask(obj, depth) or _converts_to_masked(obj)
+
+
+def _says_mask(obj: object, depth: int = MAX_AXES) -> bool:
+    """`has_mask` of all but what the object's own ``__array__`` returns, which is called once only where that matters.
 
     Masked arrays of NumPy, one element of them, and those of other libraries that are subclasses of ndarray have it in their
     class. A field of the name ``mask``, which a recarray may have, is not in the class.
@@ -101,6 +102,24 @@ def has_mask(obj: object, depth: int = MAX_AXES) -> bool:
     items = _items(obj) if depth else ()
     kinds = {each for each in set(map(type, items)) - _PLAIN if not issubclass(each, np.generic)}
     return bool(kinds) and any(has_mask(each, depth - 1) for each in items if type(each) in kinds)
+
+
+def _converts_to_masked(obj: object) -> bool:
+    """Whether the ``__array__`` of an object returns a masked array; tensors, which have DLPack, have no masks."""
+    kind = type(obj)
+    if issubclass(kind, (np.ndarray, np.generic)) or is_tensor(obj) or not hasattr(kind, "__array__"):
+        return False
+    try:
+        return _says_mask(np.asanyarray(obj))
+    except Exception:  # NumPy says what it makes of it
+        return False
+
+
+def _lost_mask() -> LayoutError:
+    return LayoutError(
+        "a masked array's mask does not go to a device: give array.filled(...), or array.data and by itself the mask, "
+        "numpy.ma.getmaskarray(array)"
+    )
 
 
 def assignable(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -129,14 +148,18 @@ def one_value(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 def _converted(obj: object, dtype: np.dtype[Any] | None) -> npt.NDArray[Any]:
     """What NumPy makes of an object; of a tensor that it can do nothing with, what DLPack says it is."""
+    if _says_mask(obj):
+        raise _lost_mask()
     try:
-        found = np.asarray(obj, dtype)
+        found = np.asanyarray(obj, dtype)  # which keeps the mask of what the object's `__array__` returns
     except TypeError:  # so PyTorch refuses types that NumPy does not have
         if not _is_host_tensor(obj):
             raise
     else:
+        if _says_mask(found):
+            raise _lost_mask()
         if not found.dtype.hasobject or not _is_host_tensor(obj):
-            return found
+            return np.asarray(found)
     return np.asarray(host_tensor(obj), dtype)
 
 
@@ -171,7 +194,7 @@ def _are_numbers(found: npt.NDArray[Any]) -> bool:
 
 
 def _is_host_tensor(obj: object) -> bool:
-    return hasattr(type(obj), "__dlpack_device__") and device_of_tensor(obj)[0] in HOST_TYPES
+    return is_tensor(obj) and device_of_tensor(obj)[0] in HOST_TYPES
 
 
 def _items(obj: Any) -> Any:
@@ -181,7 +204,7 @@ def _items(obj: Any) -> Any:
         return obj
     if issubclass(kind, (str, bytes, dict)) or not (hasattr(kind, "__len__") and hasattr(kind, "__getitem__")):
         return ()
-    if any(hasattr(kind, name) for name in _CONVERSIONS):
+    if is_tensor(obj) or any(getattr(kind, name, None) is not None for name in _CONVERSIONS):
         return ()
     try:
         memoryview(obj).release()
@@ -204,7 +227,7 @@ def _assignable(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         return host
     if not array_like and host.dtype.kind in "iu" and dtype.kind in "iu":
         return _held(host, dtype)
-    cast = np.empty(host.shape, dtype)
+    cast = new_host(host.shape, dtype)
     try:
         # A Python scalar has no dtype of its own: NumPy must see it as it is.
         np.copyto(cast, value if not array_like and host.ndim == 0 else host, casting="same_kind")  # type: ignore[arg-type]
@@ -224,10 +247,10 @@ def _instead(host: npt.NDArray[Any], dtype: np.dtype[Any]) -> str:
         return "nor is there another: " + (
             "assign the fields one by one, d['name'] = ..." if dtype.names else "give one of its fields, value['name']"
         )
-    if host.ndim == 0 and host.dtype.kind in "biuf" and dtype.isbuiltin and not dtype.names:
+    if host.ndim == 0 and host.dtype.kind in "biuf" and dtype.isbuiltin == 1:
         return f"if that is meant, convert it yourself: numpy.{dtype.name}(value)"
     named = (
-        "d.dtype" if dtype.kind == "V" else repr(dtype.str)
+        "d.dtype" if dtype.kind == "V" or dtype.isbuiltin == 2 else repr(dtype.str)
     )  # which says of records, and of bfloat16, their size alone
     return f"if that is meant, convert it yourself: numpy.asarray(value).astype({named})"
 

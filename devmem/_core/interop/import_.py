@@ -34,7 +34,7 @@ from ..base.address import bytes_at
 from ..base.arguments import integers_of
 from ..base.config import settings
 from ..base.device_handle import CurrentDevice
-from ..base.layout import Shape
+from ..base.layout import Shape, new_host
 from ..device.device import checked_device, current_open_device, open_devices
 from ..device.open_device import OpenDevice
 from ..lifetime.allocation import ForeignAllocation
@@ -53,7 +53,7 @@ def device_memory(obj: object) -> Parts | None:
     """The device memory of an object of another library; None if it has none, as ordinary arrays and lists."""
     if isinstance(obj, np.ndarray):
         return None
-    if hasattr(type(obj), "__dlpack_device__"):
+    if is_tensor(obj):
         device = device_of_tensor(obj)
         if device[0] in HOST_TYPES:
             return None
@@ -72,7 +72,7 @@ def has_device_memory(obj: object) -> bool:
     """Whether an object of another library says that it has device memory; it does not have to export it."""
     if isinstance(obj, np.ndarray):
         return False
-    if hasattr(type(obj), "__dlpack_device__"):
+    if is_tensor(obj):
         return device_of_tensor(obj)[0] not in HOST_TYPES
     return _interface_of(obj) is not None
 
@@ -80,15 +80,23 @@ def has_device_memory(obj: object) -> bool:
 # -- DLPack ------------------------------------------------------------------------------------------------------------
 
 
-def device_of_tensor(obj: Any) -> tuple[int, int]:
-    """(type, number) of the DLPack device that an object says it is on."""
+def is_tensor(obj: object) -> bool:
+    """Whether the class of an object has DLPack's methods; None in place of one says that it has not, as everywhere in Python."""
+    kind = type(obj)
+    return getattr(kind, "__dlpack_device__", None) is not None and getattr(kind, "__dlpack__", None) is not None
+
+
+def device_of_tensor(obj: Any, instead: str = "give numpy.asarray(x)") -> tuple[int, int]:
+    """(type, number) of the DLPack device that an object says it is on; TypeError, with what to do ``instead``, if none."""
     try:
-        ask, _ = obj.__dlpack_device__, obj.__dlpack__
+        ask, export = obj.__dlpack_device__, obj.__dlpack__
     except Exception:
-        lacking = "__dlpack__ and __dlpack_device__: copy it with devmem.to_device()"
+        ask = export = None
+    if ask is None or export is None:
+        lacking = f"__dlpack__ and __dlpack_device__: {instead}"
         if type(obj).__name__ == "PyCapsule":
             lacking = "__dlpack_device__: give the object that made it"
-        raise TypeError(f"{_type(obj)} has no {lacking}") from None
+        raise TypeError(f"{_type(obj)} has no {lacking}")
     answer = ask()
     try:
         kind, number = answer
@@ -156,7 +164,7 @@ def host_tensor(obj: object) -> npt.NDArray[Any]:
     if device[0] != kind:
         raise BufferError(f"{_type(obj)} says that its memory is of DLPack type {kind} and exports {device[0]}")
     if not ptr:
-        return np.empty(shape, dtype)
+        return new_host(shape, dtype)
     raw = bytes_at(ptr + low, nbytes, read_only=bool(flags & READ_ONLY), owner=owner)
     return np.ndarray(shape, dtype, raw, -low, strides)
 

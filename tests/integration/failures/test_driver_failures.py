@@ -747,6 +747,11 @@ def _(env: Env) -> None:
     assert np.array_equal(np.asarray(env.array), env.host)
 
 
+@entry("DeviceNDArray.__bytes__")
+def _(env: Env) -> None:
+    assert bytes(env.array) == env.host.tobytes()
+
+
 @entry("DeviceNDArray.__dlpack__")
 def _(env: Env) -> None:
     env.array.__dlpack__()
@@ -899,9 +904,24 @@ def _(env: Env) -> None:
     assert np.asarray(env.record).dtype == env.record.dtype
 
 
+@entry("DeviceRecord.__bytes__")
+def _(env: Env) -> None:
+    assert len(bytes(env.record)) == env.record.nbytes
+
+
 @entry("DeviceRecord.__copy__")
 def _(env: Env) -> None:
     copy.copy(env.record)
+
+
+@entry("DeviceRecord.__deepcopy__")
+def _(env: Env) -> None:
+    copy.deepcopy(env.record)
+
+
+@entry("DeviceRecord.__reduce__")
+def _(env: Env) -> None:
+    env.record.__reduce__()
 
 
 @entry("DeviceRecord.copy_to_host")

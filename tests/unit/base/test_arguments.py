@@ -127,6 +127,9 @@ def test_check_destination_refuses_what_cannot_be_written():
     check_destination(np.zeros((0, 3)), (0, 3), np.dtype("f8"))
     with pytest.raises(TypeError, match=r"ndarray, not a list"):
         check_destination([0], (1,), np.dtype("f8"))
+    with pytest.raises(LayoutError, match=r"keep its mask.*m\.data"):
+        check_destination(np.ma.array([9.0, 9.0], mask=[1, 0]), (2,), np.dtype("f8"))
+    check_destination(np.recarray(2, [("mask", "f8")]), (2,), np.recarray(2, [("mask", "f8")]).dtype)
     frozen = np.zeros(3)
     frozen.flags.writeable = False
     with pytest.raises(LayoutError, match="read-only"):

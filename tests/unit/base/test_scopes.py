@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 from contextvars import ContextVar, copy_context
+from itertools import permutations
 from pathlib import Path
+from weakref import ref
 
 import pytest
 from waits import patience, together
@@ -155,3 +157,44 @@ def test_many_choices_and_blocks_leave_nothing_behind(scopes):
         scopes.leave(block)
     assert scopes.blocks.get() is None
     assert scopes._seats == scopes._left == []
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+@pytest.mark.parametrize("in_block", [False, True])
+def test_choices_are_taken_back_in_any_order(scopes, order, in_block):
+    """The latest one that nobody has taken back holds; in the end, what held before all of them."""
+    block = scopes.enter("block") if in_block else None
+    undos = {number: scopes.choose(number) for number in range(4)}
+    for number in order:
+        undos.pop(number)()
+        assert scopes.get() == (max(undos) if undos else "block" if in_block else "nothing")
+    if block is not None:
+        scopes.leave(block)
+    assert scopes.get() == "nothing"
+
+
+def test_a_choice_that_nobody_can_take_back_stays_under_the_others(scopes):
+    first = scopes.choose("first")
+    scopes.choose("for good")
+    last = scopes.choose("last")
+    first()
+    last()
+    assert scopes.get() == "for good"
+
+
+def test_choices_keep_those_alone_that_can_come_back(scopes):
+    class Value:
+        pass
+
+    gone = []
+    undo = scopes.choose(Value())
+    for _ in range(100):  # each begins before the one before it ends
+        gone.append(ref(scopes.get()))
+        following = scopes.choose(Value())
+        undo()
+        undo = following
+    for _ in range(100):  # for good
+        gone.append(ref(scopes.get()))
+        scopes.choose(Value())
+    del undo, following
+    assert not any(each() for each in gone)

@@ -51,6 +51,28 @@ def test_headers_mean_the_same_to_numpy(dtype, shape, fortran):
         assert file.tell() == found.start == 6 + len(content) - (0 if content is header else array.nbytes)
 
 
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e5m2", "float8_e4m3fn", "int4"])
+def test_headers_have_types_of_other_libraries_as_bytes(name):
+    """NumPy's text for them may be no type, ``<f1``, and a file with it cannot be read."""
+    kind = np.dtype(getattr(pytest.importorskip("ml_dtypes"), name))
+    plain = np.dtype(f"V{kind.itemsize}")
+    record = {"names": ["a", "b"], "formats": [kind, ("f4", (2,))], "offsets": [3, 8], "itemsize": 24}
+    nested = [("c", np.dtype(record)), ("d", kind, (2, 3)), (("title", "e"), kind)]
+    for dtype, told in [
+        (kind, plain),
+        (np.dtype(record), np.dtype(record | {"formats": [plain, ("f4", (2,))]})),
+        (
+            np.dtype(nested),
+            np.dtype(
+                [("c", record | {"formats": [plain, ("f4", (2,))]}), ("d", plain, (2, 3)), (("title", "e"), plain)]
+            ),
+        ),
+    ]:
+        header = npy.make_header(dtype, (3,), False)
+        assert npy.read_header(io.BytesIO(header), "a.npy").dtype == told
+        assert np.load(io.BytesIO(header + bytes(3 * dtype.itemsize))).dtype == told
+
+
 @given(st.binary(max_size=200), st.sampled_from([b"", npy.MAGIC, npy.MAGIC + b"\1\0", npy.MAGIC + b"\3\0"]))
 def test_anything_else_is_a_layout_error(noise, begin):
     with pytest.raises(LayoutError, match=r"^some file: "):

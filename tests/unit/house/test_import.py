@@ -14,6 +14,7 @@ import types
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 import devmem
 from devmem.spi import hookspecs
@@ -118,6 +119,30 @@ def test_what_waits_exists():
     # A module that was renamed would be watched no more.
     for name in [*LATER, *(f"devmem._core.memory.{name}" for name in STACK)]:
         assert importlib.util.find_spec(name) is not None, name
+
+
+IN_ANOTHER_INTERPRETER = """
+import sys
+try:
+    import _interpreters as interpreters
+    other = interpreters.create("legacy")
+except ImportError:
+    import _xxsubinterpreters as interpreters
+    other = interpreters.create(isolated=False)
+text = "try:\\n    import devmem\\nexcept ImportError as error:\\n    print(error, flush=True)"
+interpreters.run_string(other, text)
+interpreters.run_string(other, text)
+interpreters.destroy(other)
+import devmem
+"""
+
+
+def test_import_refuses_a_sub_interpreter_and_says_what_to_set():
+    """There the import waited for ever, and where it did not, streams and capsules did."""
+    command = [sys.executable, "-c", IN_ANOTHER_INTERPRETER]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=patience())
+    assert run.returncode == 0, run.stderr
+    assert len(re.findall("in the main interpreter alone.*WSGIApplicationGroup %{GLOBAL}", run.stdout)) == 2
 
 
 def test_import_opens_nothing(imported):

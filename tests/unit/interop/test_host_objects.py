@@ -65,6 +65,17 @@ class Tensor:
         return self.array.__dlpack__(max_version=max_version, dl_device=(1, 0))
 
 
+class Converts:
+    """An object whose ``__array__`` returns what it was made with, as those of lazy arrays do."""
+
+    def __init__(self, array):
+        self.array, self.calls = array, 0
+
+    def __array__(self, dtype=None, copy=None):
+        self.calls += 1
+        return self.array if dtype is None else self.array.astype(dtype)
+
+
 M = np.ma.array([1.0, 2.0, 3.0], mask=[0, 1, 0])
 RECORD = np.ma.array([(1, 2.0)], mask=[(0, 1)], dtype="i4,f8")
 MASKED = {
@@ -82,6 +93,8 @@ MASKED = {
     "deque": deque([M]),
     "sequence of another class": UserList([M]),
     "sequence by its methods": Items(1.0, np.ma.masked),
+    "by __array__": Converts(M),
+    "by __array__, in a list": [[1.0, 2.0, 3.0], Converts(M)],
 }
 WAYS_IN = {
     "to_device": dm.to_device,
@@ -128,6 +141,30 @@ def test_no_mask_is_lost_on_any_way_in(name, way):
         WAYS_IN[way](MASKED[name])
 
 
+INTO = {
+    "copy_to_host": lambda d, m: d.copy_to_host(m),
+    "on a stream": lambda d, m: d.copy_to_host(m, stream=dm.stream()),
+    "copy_async": lambda d, m: dm.copy_async(d, m),
+    "gather": lambda d, m: dm.gather([d], out=m),
+    "copy_pitched": lambda d, m: dm.copy_pitched(m, d, width=24, height=1),
+    "Out": lambda d, m: nothing[1, 1](dm.Out(m)),
+}
+
+
+@dm.kernel
+def nothing(x):
+    pass
+
+
+@pytest.mark.parametrize("way", INTO)
+@pytest.mark.parametrize("name", ["array", "without a masked element", "of another library"])
+def test_no_mask_is_left_over_elements_that_come_from_a_device(name, way):
+    given = MASKED[name].copy()
+    with pytest.raises(LayoutError, match="mask"):
+        INTO[way](dm.ones(3), given)
+    assert given.tobytes() == MASKED[name].tobytes()
+
+
 @pytest.mark.parametrize("way", IN_PLACE)
 @pytest.mark.parametrize("name", [name for name, each in MASKED.items() if isinstance(each, np.ndarray)])
 def test_nor_where_memory_is_used_in_place(name, way):
@@ -137,10 +174,6 @@ def test_nor_where_memory_is_used_in_place(name, way):
 
 
 def test_nor_by_an_argument_of_a_kernel_or_a_plan():
-    @dm.kernel
-    def nothing(x):
-        pass
-
     with pytest.raises(LayoutError, match=r"mask.*filled"):
         nothing[1, 1](dm.In(M))
     stream, source, target = dm.stream(), dm.pinned_array(3), dm.zeros(3)
@@ -148,7 +181,12 @@ def test_nor_by_an_argument_of_a_kernel_or_a_plan():
         target.copy_to_device(source, stream=stream)
     with pytest.raises(LayoutError, match=r"mask.*filled"):
         plan.update(src=np.ma.array(dm.pinned_array(3), mask=[0, 1, 0], copy=False))
+    with dm.capture(stream) as back:
+        target.copy_to_host(source, stream=stream)
+    with pytest.raises(LayoutError, match="mask"):
+        back.update(dst=np.ma.array(dm.pinned_array(3), mask=[0, 1, 0], copy=False))
     plan.close()
+    back.close()
 
 
 @pytest.mark.parametrize(
@@ -166,11 +204,19 @@ def test_nor_by_an_argument_of_a_kernel_or_a_plan():
         range(3),
         {"mask": 1},
         Items(1, 2),
+        Converts(np.arange(3)),
+        [Converts(np.arange(3))],
     ],
     ids=lambda obj: type(obj).__name__,
 )
 def test_what_has_no_mask_is_not_taken_to_have_one(obj):
     assert not has_mask(obj)
+
+
+def test_an_object_is_converted_once():
+    lazy = Converts(np.arange(3.0))
+    assert dm.to_device(lazy).copy_to_host().tolist() == [0, 1, 2]
+    assert lazy.calls == 1
 
 
 def test_host_array_is_the_array_itself_or_what_numpy_makes_of_it():
@@ -307,6 +353,42 @@ def test_a_type_error_of_what_is_no_tensor_stays():
         dm.to_device(Broken())
 
 
+WHOLE = {"__dlpack__": Tensor.__dlpack__, "__dlpack_device__": Tensor.__dlpack_device__}
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        WHOLE | {"__dlpack_device__": None},
+        WHOLE | {"__dlpack__": None},
+        dict.fromkeys(WHOLE),
+        {"__dlpack_device__": Tensor.__dlpack_device__},
+    ],
+    ids=["no device", "no capsule", "neither", "lacks one"],
+)
+def test_none_in_place_of_a_method_says_that_there_is_no_dlpack(methods):
+    plain = type("Plain", (Converts,), methods)(np.arange(3.0))
+    listed = type("Listed", (UserList,), methods)
+    assert not dm.is_device_array(plain)
+    for given in (plain, [plain], listed([0.0, 1.0, 2.0])):
+        assert np.ravel(dm.to_device(given).copy_to_host()).tolist() == [0, 1, 2]
+    assert dm.to_device_many([plain])[0].copy_to_host().tolist() == [0, 1, 2]
+    with pytest.raises(TypeError, match=r"has no __dlpack__ and __dlpack_device__: copy it with devmem.to_device"):
+        dm.from_dlpack(plain)
+    with pytest.raises(LayoutError, match="mask"):
+        dm.to_device(listed([M]))
+
+
+def test_a_tensor_that_does_not_answer_is_not_sent_to_the_verb_that_asked():
+    class Broken(Tensor):
+        @property
+        def __dlpack__(self):
+            raise RuntimeError("not now")
+
+    with pytest.raises(TypeError, match=r"has no __dlpack__ and __dlpack_device__: give numpy.asarray\(x\)$"):
+        dm.to_device(Broken(np.arange(3.0)))
+
+
 # -- assignments -------------------------------------------------------------------------------------------------------
 
 
@@ -336,6 +418,15 @@ ADVICE = {
     "text": (np.array(["12"]), np.dtype("i4"), [12]),
     "another byte order": (np.array([2.5]), np.dtype(">i4"), [2]),
 }
+
+
+try:
+    import ml_dtypes
+except ImportError:
+    pass
+else:
+    FLOAT8 = np.dtype(ml_dtypes.float8_e5m2)
+    ADVICE |= {"a float8": (2.5 + 1j, FLOAT8, 2.5), "floats as float8": (np.array([2.5 + 1j]), FLOAT8, [2.5])}
 
 
 @pytest.mark.parametrize("name", ADVICE)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ....spi.errors import DevmemError, LayoutError
 from ...base.arguments import check_destination, layout_of
 from ...base.device_handle import CurrentDevice
-from ...base.layout import Shape, contiguous_strides, memory_order
+from ...base.layout import Shape, contiguous_strides, memory_order, new_host
 from ...base.transfer_guard import guard
 from ...device.device import current_open_device
 from ...interop.host_objects import host_array
@@ -209,5 +209,5 @@ def _order(gpu: DeviceNDArray[Any]) -> None:
 def _empty_like(shape: Shape, dtype: np.dtype[Any], strides: Shape) -> npt.NDArray[Any]:
     """A new host array in the same order of axes, without gaps."""
     axes = memory_order(shape, strides)[0]
-    packed: npt.NDArray[Any] = np.empty([shape[axis] for axis in axes], dtype)
+    packed: npt.NDArray[Any] = new_host(tuple([shape[axis] for axis in axes]), dtype)
     return packed.transpose(np.argsort(axes))

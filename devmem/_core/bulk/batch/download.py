@@ -23,7 +23,7 @@ from ...arrays.pinned import pinned_like
 from ...base.address import address
 from ...base.array_view import ArrayView
 from ...base.device_handle import CurrentDevice
-from ...base.layout import Shape, like_strides, span
+from ...base.layout import Shape, like_strides, new_host, span
 from ...device.open_device import OpenDevice
 from ...lifetime.allocation import StreamUse
 from ...ordering.event import StreamLike
@@ -115,7 +115,7 @@ class _SmallArrays:
         steps = aligned_sizes(self.sizes)
         total = sum(steps)
         if not total:
-            return [np.empty(array._shape, array._dtype) for array in self.arrays]
+            return [new_host(array._shape, array._dtype) for array in self.arrays]
         if len(self.allocations) == 1:
             low, high = self._span()
             if high - low <= DENSE * total:
@@ -202,6 +202,6 @@ class _SmallArrays:
         return [
             make(array._shape, array._dtype, host, offset, layouts.get(at))
             if nbytes
-            else np.empty(array._shape, array._dtype)
+            else new_host(array._shape, array._dtype)
             for at, (array, nbytes, offset) in enumerate(zip(self.arrays, self.sizes, offsets, strict=True))
         ]

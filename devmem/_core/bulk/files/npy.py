@@ -13,7 +13,7 @@ from numpy.lib import format
 
 from ....spi.errors import LayoutError
 from ...base.arguments import integers_of
-from ...base.layout import Shape, check_size
+from ...base.layout import Shape, check_size, opaque
 
 MAGIC = b"\x93NUMPY"
 #: The most bytes that a header of the third version may have, as NumPy has it for the others: it is read as a Python literal.
@@ -82,7 +82,7 @@ def read_header(file: BinaryIO, path: str) -> Elements:
 
 def make_header(dtype: np.dtype[Any], shape: Shape, fortran: bool) -> bytes:
     """The header of a file, of the lowest version that can hold it: what ``numpy.save`` writes."""
-    facts: dict[str, object] = {"descr": format.dtype_to_descr(dtype), "fortran_order": fortran, "shape": shape}
+    facts: dict[str, object] = {"descr": format.dtype_to_descr(opaque(dtype)), "fortran_order": fortran, "shape": shape}
     file = io.BytesIO()
     try:
         format.write_array_header_1_0(file, facts)

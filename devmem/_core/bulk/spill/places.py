@@ -17,7 +17,7 @@ from ...arrays.creation import empty, upload
 from ...arrays.ndarray import DeviceNDArray
 from ...arrays.pinned import Buffer, buffer_of, pinned_over
 from ...base.device_handle import CurrentDevice
-from ...base.layout import Shape, like_strides
+from ...base.layout import Shape, like_strides, new_host
 from ..async_copy import Transfer, copy_async
 from ..batch.tree import flatten, rebuild
 from ..files.copies import load
@@ -181,7 +181,7 @@ def fetched(arrays: Sequence[Array], spare: Spare) -> list[HostArray]:
             pass
     transfers = [None if source is None else _download(source) for source in sources]
     return [
-        np.empty(each.layout.shape, each.layout.dtype) if transfer is None else transfer.result()
+        new_host(each.layout.shape, each.layout.dtype) if transfer is None else transfer.result()
         for each, transfer in zip(arrays, transfers, strict=True)
     ]
 

@@ -132,6 +132,22 @@ def test_asarray_copies_to_the_host():
     assert np.asarray(d.T).flags.f_contiguous
 
 
+@pytest.mark.parametrize(
+    "host",
+    [
+        np.arange(3, dtype="i4"),
+        np.arange(6.0).reshape(2, 3).T,
+        np.array(5),
+        np.zeros((3, 0)),
+        np.array([(1, 2.5)], [("x", "i1"), ("y", "f8")])[0],
+    ],
+    ids=["integers", "floats", "one integer", "nothing", "record"],
+)
+def test_bytes_are_those_of_the_elements(host):
+    """Without a method Python makes a byte of each integer, or so many zeros as one integer says."""
+    assert bytes(dm.to_device(host)) == host.tobytes()
+
+
 def test_array_protocol_as_numpy_calls_it():
     d = dm.to_device(np.arange(3))
     assert d.__array__().tolist() == [0, 1, 2]
@@ -178,6 +194,8 @@ IMPLICIT = {
     "int": lambda d: int(d[:1]),
     "float": lambda d: float(d[:1]),
     "complex": lambda d: complex(d[:1]),
+    "bytes": bytes,
+    "bytes of a record": lambda d: bytes(d.view([("a", "i2"), ("b", "i2")])[0]),
     "index": lambda d: [1, 2][d.view("i4")[0, ...]],
     "assign another dtype": lambda d: operator.setitem(dm.zeros(4), ..., d),
     "pickle": lambda d: pickle.dumps(d),

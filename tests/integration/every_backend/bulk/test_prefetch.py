@@ -10,6 +10,8 @@ import sys
 import threading
 import weakref
 from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -254,6 +256,30 @@ def test_a_depth_is_at_least_one(depth):
 def test_what_is_no_iterable_is_refused_at_the_call():
     with pytest.raises(TypeError, match="iterable"):
         dm.prefetch(7)
+
+
+@pytest.mark.parametrize(
+    "given", [{"x": np.arange(3)}, MappingProxyType({"x": np.arange(3)})], ids=lambda given: type(given).__name__
+)
+def test_one_batch_in_a_mapping_is_not_its_keys(given):
+    with pytest.raises(
+        TypeError, match=r"gives its keys: for one batch give \[batch\], for several batches.values\(\)"
+    ):
+        dm.prefetch(given)
+    (batch,) = dm.prefetch([dict(given)])
+    assert batch["x"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["part-0.npy", b"part-0.npy", Path("part-0.npy")])
+def test_the_name_of_a_file_is_not_uploaded_as_text(name):
+    if not isinstance(name, Path):
+        with pytest.raises(TypeError, match=r"part-0.*devmem.load\(path\)"):
+            dm.prefetch(name)
+    with dm.prefetch([np.arange(3), name]) as batches:
+        assert next(batches).tolist() == [0, 1, 2]
+        with pytest.raises(TypeError, match=r"part-0.*devmem.load\(path\)") as raised:
+            next(batches)
+        assert "item 1" in raised.value.__notes__[0]
 
 
 # -- async for ---------------------------------------------------------------------------------------------------------

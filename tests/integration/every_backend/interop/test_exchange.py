@@ -106,6 +106,8 @@ def test_types_of_ml_dtypes_are_opaque_bytes_in_the_array_interface(name, interf
     dtype = np.dtype(getattr(ml_dtypes, name))
     typestr = dm.zeros(3, dtype).__cuda_array_interface__["typestr"]
     assert np.dtype(typestr) == np.dtype(f"V{dtype.itemsize}")
+    record = dm.zeros(3, [("x", "f4"), ("y", dtype)]).__cuda_array_interface__
+    assert np.dtype(record["descr"]) == np.dtype([("x", "f4"), ("y", typestr)])
 
 
 @pytest.mark.parametrize("dtype", ["M8[s]", "m8[s]", ">i4", "S3", "V5", [("a", "i4"), ("b", "f4")]], ids=str)

@@ -411,6 +411,28 @@ def test_a_choice_is_taken_back_by_itself_alone(second, device):
     assert dm.current_device() == before
 
 
+@pytest.mark.parametrize(
+    "choices",
+    [
+        lambda devices: [dm.select_device(each) for each in devices],
+        lambda devices: [dm.simulator(wave_size=size) for size in (7, 9, 11)],
+        lambda devices: [dm.use_backend(dm.current_device().backend), *map(dm.select_device, devices)],
+    ],
+    ids=["select_device", "simulator", "use_backend"],
+)
+def test_choices_that_end_out_of_order_bring_none_back(choices, second, device, around):
+    def program():
+        before = all_in_force()
+        first, *others = choices([second, device, second])
+        with first:
+            for each in others:
+                with each:
+                    pass
+        assert all_in_force() == before
+
+    around(program)
+
+
 # -- streams and their devices -----------------------------------------------------------------------------------------
 
 
