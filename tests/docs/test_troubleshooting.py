@@ -218,6 +218,9 @@ CURED = {
     "'DeviceNDArray' object has no attribute '…': …": lambda: dm.to_device(np.zeros(3).astype("f4")),
     "… got an unexpected keyword argument '…': write …": lambda: dm.event(timing=True),
     "… is not called: …": lambda: isinstance(dm.to_device(np.zeros(3)), dm.DeviceNDArray),
+    "operand 'DeviceNDArray' does not support ufuncs (__array_ufunc__=None)": lambda: np.sin(
+        dm.zeros(3).copy_to_host()
+    ),
     "devmem arrays have no arithmetic or comparison…": lambda: dm.to_device(dm.zeros(3).copy_to_host() + 1),
     "…was freed…": freed_at_the_end,
     "… was reset…": made_anew,
@@ -228,18 +231,24 @@ CURED = {
     "copy_to_host: the destination has dtype …, the source …": lambda: dm.zeros(3).copy_to_host(np.zeros(3)),
     "…read-only…": lambda: dm.zeros(3).copy_to_host(np.zeros(3)),
     "asarray(dtype=…) of a device array of …": lambda: dm.asarray(dm.zeros(3).copy_to_host(), "f4").dtype == "f4",
-    "…references to Python objects…": lambda: dm.to_device(np.array([None, "x"], object).astype("U4")),
-    "…mask…": lambda: [dm.to_device(MASKED.filled(0)), dm.to_device(MASKED.mask)],
+    "…references to Python objects…": lambda: dm.to_device(np.array(["y", "x"], "U16")),
+    "… is not an array: …": lambda: dm.to_device(list(n for n in range(3))),  # noqa: C400  # as the message says
+    "…mask…": lambda: [dm.to_device(each) for each in (MASKED.filled(0), MASKED.data, np.ma.getmaskarray(MASKED))],
+    "…takes ints, slices, Ellipsis and None as indices…": lambda: dm.zeros(3).copy_to_host()[[True, False, True]],
+    "DLPack only supports native byte order.": lambda: dm.to_device(np.zeros(3, np.dtype("f8").newbyteorder())),
+    "Unsupported device in DLTensor.": lambda: dm.zeros(3).copy_to_host(),
     "…is not registered…": registered_for_a_block,
     "… cannot order work on …": with_a_stream_of_the_device,
     "this stream of … is closed…": bound_to_no_stream,
     "… is not the handle of a stream …": of_another_library,
+    "…INVALID_HANDLE…": of_another_library,
     "a stream is 0, None, a devmem.Stream, …": lambda: [dm.zeros(3, stream=each) for each in (0, None, dm.stream())],
     "an event made with timing=False has no time…": timed,
     "a stream cannot be pickled or copied…": lambda: run("import devmem as dm; dm.stream()") == "",
     "there is no device …": lambda: (
         run("import devmem as dm; assert len(dm.devices()) == 3; dm.device(2)", DEVMEM_HOST_DEVICES="3") == ""
     ),
+    "no backend is named …": lambda: dm.use_backend("host").close(),
     "the backend '…' cannot be used…": as_the_doctor_says,
     "…no memory resource is named '…'…": by_its_name,
     "…MiB…": within_the_limit,
