@@ -76,7 +76,7 @@ class Choice(tuple[T]):
     """The value, in a tuple as the compiled core reads it, that holds from one call of `ScopeVariable.choose` on.
 
     Those that were taken back are passed over when a later one is, whatever the order. No other choice refers to one that still
-    holds, but by what takes it back: what nobody can take back keeps no earlier ones.
+    holds, but by what takes it back: one that cannot be taken back keeps no earlier ones.
     """
 
     ended = False
