@@ -13,6 +13,7 @@ Of distributed's families of serializers, ``cuda`` sends a device array's own me
 
 from __future__ import annotations
 
+import math
 import pickle
 import sys
 from collections.abc import Callable, Sequence
@@ -153,7 +154,7 @@ def from_host_frames(header: Header, frames: Sequence[Any]) -> dm.DeviceNDArray[
     if "refused" in header:
         return RefusedArray(header["refused"])  # type: ignore[return-value]
     shape, axes, dtype = _described(header)
-    packed = np.frombuffer(frames[0], dtype) if frames else np.empty(0, dtype)
+    packed = np.frombuffer(frames[0], dtype) if frames else np.ndarray(math.prod(shape), dtype)
     array: dm.DeviceNDArray[Any] = dm.to_device(_unpacked(packed, shape, axes))
     return array
 
@@ -209,7 +210,7 @@ def from_device_frames(header: Header, frames: Sequence[Any]) -> dm.DeviceNDArra
     """The array over received memory; it keeps that memory alive."""
     shape, axes, dtype = _described(header)
     if not frames:
-        return dm.device_array(shape, dtype)
+        return dm.to_device(np.ndarray(shape, dtype))  # of this dtype: device_array makes "S1" of "S0"
     array: dm.DeviceNDArray[Any] = _unpacked(dm.as_device_array(frames[0]).view(np.uint8).view(dtype), shape, axes)
     return array
 

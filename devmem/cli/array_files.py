@@ -103,7 +103,7 @@ def _mapped_member(path: Path, member: zipfile.ZipInfo) -> NDArray[Any] | None:
         raise ValueError(f"arrays of Python objects ({dtype}) cannot be moved")
     nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.intp))
     if nbytes == 0:
-        return np.empty(shape, dtype, order="F" if fortran else "C")
+        return np.ndarray(shape, dtype, order="F" if fortran else "C")  # numpy.empty makes "S1" of "S0"
     if offset + nbytes > start + member.file_size:
         raise ValueError("the member ends before its array does")
     return np.memmap(path, dtype, "r", offset, shape, order="F" if fortran else "C")

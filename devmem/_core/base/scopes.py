@@ -75,8 +75,8 @@ def _of_context(name: str) -> Any:
 class Choice(tuple[T]):
     """The value, in a tuple as the compiled core reads it, that holds from one call of `ScopeVariable.choose` on.
 
-    Those that were taken back are passed over when a later one is, whatever the order. No other choice refers to one that still
-    holds, but by what takes it back: what nobody can take back keeps no earlier ones.
+    Those that were taken back are passed over when a later one is, whatever the order. What takes a choice back knows the one
+    before it, and the choice itself does not until then: one that stays for good keeps no earlier ones.
     """
 
     ended = False
@@ -152,7 +152,8 @@ class ScopeVariable(Generic[T]):
         choices[key] = choice
 
         def undo() -> None:
-            choice.ended, choice.before = True, _not_ended(before)
+            choice.before = _not_ended(before)
+            choice.ended = True  # last: an interrupt comes between, and the call is repeated
             if choices.get(key) is not choice:  # a later one holds, or held and was taken back
                 return
             if choice.before is None:

@@ -15,6 +15,7 @@ ARRAYS = {
     "record": np.zeros(3, [("a", "i1"), ("b", "f8")]),
     "scalar": np.float32(2.5),
     "empty": np.empty((0, 3), np.float16),
+    "without bytes": np.ndarray((2, 3), "S0"),
     "dates": np.arange("2001-01", "2001-03", dtype="M8[D]"),
 }
 

@@ -65,7 +65,7 @@ def test_every_row_is_read():
 def test_a_row(simulated, body, result, watched):
     *before, last = body.split("; ")
     found: list = []
-    made = {"np": np, "cuda": cuda, "atomic": dm.atomic, "inf": math.inf, "nan": math.nan, "found": found}
+    made = {"np": np, "math": math, "cuda": cuda, "atomic": dm.atomic, "inf": math.inf, "nan": math.nan, "found": found}
     lines = [*before, f"found.append({last})"]
     exec(f"def kernel({', '.join(ARRAYS)}):\n    " + "\n    ".join(lines), made)
     with dm.simulator(race_check=watched):

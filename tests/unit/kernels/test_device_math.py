@@ -10,7 +10,7 @@ import pytest
 
 import devmem as dm
 from devmem.kernels.compilers.simulator.device_math import MATH
-from devmem.kernels.compilers.simulator.numbers import TYPES, kernel_number, numpy_type
+from devmem.kernels.compilers.simulator.numbers import TYPES, Bool, kernel_number, numpy_type
 
 
 def test_nothing_is_raised_where_a_device_gives_nan_or_infinity(simulated):
@@ -47,6 +47,25 @@ def test_a_function_of_single_precision_gives_single_precision(simulated):
         *(np.float64, np.float32, np.float64),
     ]
     assert double[1] == np.float32(math.sin(2))
+
+
+def test_what_built_ins_and_functions_give_computes_as_compiled_numbers_do(simulated):
+    seen = []
+
+    def kernel(single, double, byte):
+        for each in (single[0], double[0], byte[0]):
+            seen.append((type(int(each)), type(float(each)), type(math.sin(each)), type(math.atan2(each, each))))
+        seen.append((type(round(double[0])), type(math.isnan(single[0])), type(float(1)), type(int(2.5))))
+        seen.append((isinstance(single[0], float), isinstance(double[0], float), isinstance(byte[0], float)))
+        near = dm.shared.array(1, float)
+        near[0] = 0.1
+        double[0], double[1] = 1.0 / math.sqrt(0.0), 1 / float(byte[0])
+        double[2], double[3] = math.exp(700.0) ** 2, near[0]
+
+    _, double, _ = simulated.run(kernel, 1, 1, np.zeros(1, np.float32), np.zeros(4), np.zeros(1, np.uint8))
+    assert double.tolist() == [np.inf, np.inf, np.inf, 0.1]
+    i8, u1, f4, f8 = (TYPES[each] for each in (np.int64, np.uint8, np.float32, np.float64))
+    assert seen == [(i8, f4, f4, f4), (i8, f8, f8, f8), (u1, f8, f8, f8), (i8, Bool, f8, i8), (True, True, False)]
 
 
 def test_a_cast_number_takes_part_as_an_integer_of_64_bits(simulated):

@@ -19,7 +19,7 @@ from .exact import larger, smaller
 from .libdevice import FUNCTIONS as LIBDEVICE
 from .numbers import INTEGRAL, TYPES, kernel_number, numpy_type
 
-_SINGLE = TYPES[np.float32]
+_SINGLE, _DOUBLE = TYPES[np.float32], TYPES[np.float64]
 _SINGLES = {_SINGLE, np.float32}
 
 #: The functions of `math` that compilers have, by their names in libdevice where these differ.
@@ -42,7 +42,7 @@ def _unary(name: str, device: Callable[[Any], Any]) -> Callable[[Any], Any]:
             found = math.copysign(plain(float(x)), x) if rounds else plain(x)
         except (OverflowError, ValueError):
             found = float(device(np.float64(x)))
-        return _SINGLE(found) if type(x) in _SINGLES else found
+        return _SINGLE(found) if type(x) in _SINGLES else _DOUBLE(found)
 
     return function
 
@@ -57,9 +57,14 @@ def _binary(name: str) -> Callable[[Any, Any], Any]:
             found = of_singles(x, y) if single else plain(x, y)
         except (OverflowError, ValueError):
             found = float(device(x, y))
-        return _SINGLE(found) if single else found
+        return _SINGLE(found) if single else _DOUBLE(found)
 
     return function
+
+
+def _predicate(name: str) -> Callable[[Any], Any]:
+    plain = getattr(math, name)
+    return lambda x: kernel_number(plain(x))
 
 
 def _parts(name: str) -> Callable[[Any], Any]:
@@ -74,7 +79,7 @@ def _ldexp(x: Any, n: Any) -> Any:
 
 
 #: By the function of `math`: what a kernel calls instead.
-MATH: dict[Any, Any] = {getattr(math, name): getattr(math, name) for name in _PREDICATES}
+MATH: dict[Any, Any] = {getattr(math, name): _predicate(name) for name in _PREDICATES}
 MATH |= {
     getattr(math, name): _unary(name, LIBDEVICE[other or name]) for name, other in _UNARY.items() if hasattr(math, name)
 }
@@ -118,16 +123,31 @@ class _Int(NumberType):
         super().__init__(np.int64)
 
     def __call__(self, value: Any = 0) -> Any:
-        return to_integer(value) if isinstance(value, float | np.floating) else int(value)
+        if isinstance(value, np.integer):
+            return kernel_number(value)  # it keeps its type
+        return kernel_number(to_integer(value) if isinstance(value, float | np.floating) else int(value))
 
     def __instancecheck__(self, instance: object) -> bool:
         return isinstance(instance, int | np.integer)
 
 
+class _Float(NumberType):
+    """Python's ``float`` in a kernel; a number of single precision keeps its type."""
+
+    def __init__(self) -> None:
+        super().__init__(np.float64)
+
+    def __call__(self, value: Any = 0) -> Any:
+        return _SINGLE(value) if type(value) in _SINGLES else _DOUBLE(float(value))
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return isinstance(instance, float | np.floating)
+
+
 def _round(x: Any, ndigits: Any = None) -> Any:
     if ndigits is not None:
-        return round(x, ndigits)
-    return to_integer(float(x), rounding=round) if isinstance(x, float | np.floating) else round(x)
+        return kernel_number(round(x, ndigits))
+    return kernel_number(to_integer(float(x), rounding=round) if isinstance(x, float | np.floating) else round(x))
 
 
 def _extreme(
@@ -156,6 +176,7 @@ _FLOATS = {np.float32, np.float64}
 _COMPARED = {native for native in TYPES if np.dtype(native).kind in "iuf"}
 _BUILTINS: dict[Any, Any] = {
     int: _Int(),
+    float: _Float(),
     max: _extreme(max, operator.gt, larger),
     min: _extreme(min, operator.lt, smaller),
     round: _round,

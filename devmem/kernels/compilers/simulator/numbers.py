@@ -275,6 +275,8 @@ def _binary(mine: Any, name: str, reflected: bool = False) -> Callable[[Any, Any
         except OverflowError:
             if type(other) is not int:
                 raise
+        if name in SHIFTS and not reflected and other < 0:
+            other += 1 << 64  # the amount of a shift is unsigned: it is by all bits, or more
         unsigned = _UINT64(other)  # as compilers take a constant that needs all 64 bits
         return operation(unsigned, self) if reflected else operation(self, unsigned)
 
@@ -296,23 +298,27 @@ def _absolute(self: Any) -> Any:
 
 
 def _bool_operator(name: str) -> Callable[[Any, Any], Any]:
-    direct = getattr(int, f"__{name}__")
+    direct, as_integer = getattr(int, f"__{name}__"), _bool_arithmetic(f"__{name}__")
 
     def method(self: Any, other: Any) -> Any:
+        if name in BITWISE and not isinstance(other, bool | Bool):
+            return as_integer(self, other)
         found = direct(self, other)
-        truth = name not in BITWISE or isinstance(other, bool | Bool)
-        return _truth(found) if truth and found is not NotImplemented else found
+        return as_integer(self, other) if found is NotImplemented else _truth(found)
 
     return method
 
 
-def _bool_division(name: str, reflected: bool) -> Callable[[Any, Any], Any]:
-    method = f"__{'r' * reflected}{name}__"
+def _bool_arithmetic(method: str) -> Callable[..., Any]:
+    """What a bool does as an integer of 64 bits, which it is to operators; other numbers of kernels do it themselves."""
 
-    def divide(self: Any, other: Any) -> Any:
-        return getattr(TYPES[np.int64](self), method)(int(other)) if isinstance(other, int) else NotImplemented
+    def compute(self: Any, *others: Any) -> Any:
+        if not all(isinstance(other, int) or type(other) in _PYTHON for other in others):
+            return NotImplemented
+        operands = [int(other) if isinstance(other, int) else other for other in others]
+        return getattr(TYPES[np.int64](int(self)), method)(*operands)
 
-    return divide
+    return compute
 
 
 def _array_ufunc(self: Any, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
@@ -342,11 +348,15 @@ def _rdivmod(self: Any, other: Any) -> Any:
     return other // self, other % self
 
 
-for _name in "truediv", "floordiv", "mod":  # Python's own raise where the divisor is False
-    for _reflected in False, True:
-        setattr(Bool, f"__{'r' * _reflected}{_name}__", _bool_division(_name, _reflected))
+for _name in ARITHMETIC + SHIFTS + ("divmod",):
+    for _method in f"__{_name}__", f"__r{_name}__":
+        setattr(Bool, _method, _bool_arithmetic(_method))
+for _name in "neg", "pos", "abs", "round":
+    setattr(Bool, f"__{_name}__", _bool_arithmetic(f"__{_name}__"))
 for _name in BITWISE + EQUALITY + ORDER:
     setattr(Bool, f"__{_name}__", _bool_operator(_name))
+for _name in BITWISE:  # the order of the operands does not matter
+    setattr(Bool, f"__r{_name}__", getattr(Bool, f"__{_name}__"))
 for _native, _kind in TYPES.items():
     if _native is np.bool_:
         continue

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
+from devmem.adapters import dask
 
 pytestmark = pytest.mark.usefixtures("tidy")
 
@@ -24,6 +25,8 @@ WAYS = {
     "copy_async pinned": lambda d: dm.copy_async(d, pinned=True).result(),
     "pinned_array_like": lambda d: d.copy_to_host(dm.pinned_array_like(d)),
     "asarray": lambda d: np.asarray(dm.asarray(d)),
+    "frames of dask": lambda d: dask.from_host_frames(*dask.to_host_frames(d)).copy_to_host(),
+    "no frames on the device": lambda d: dask.from_device_frames(dask.to_host_frames(d)[0], []).copy_to_host(),
     "copy": lambda d: d.copy().copy_to_host(),
     "like": lambda d: dm.device_array_like(d).copy_to_host(),
 }
