@@ -8,7 +8,7 @@ may touch it, also where an interrupt comes as the driver returns.
 # Decision: docs/adr/0002-page-locks-are-counted-per-backend.md
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -69,7 +69,7 @@ class Submitter:
         self, rows: Rows, dst: int, src: int, kind: CopyKind, stream: Stream, blocking: bool, host: object = None
     ) -> bool:
         """Copy rows. Only the last call waits: those before it are on the same stream."""
-        steps = list(self._calls(rows, dst, src, kind, stream))
+        steps = self._calls(rows, dst, src, kind, stream)
         running = False
         try:
             for step in steps[:-1]:
@@ -87,23 +87,23 @@ class Submitter:
                 self.completions.keep_interrupted(error, stream, host)
             raise
 
-    def _calls(self, rows: Rows, dst: int, src: int, kind: CopyKind, stream: Stream) -> Iterator[Callable[..., bool]]:
+    def _calls(self, rows: Rows, dst: int, src: int, kind: CopyKind, stream: Stream) -> list[Callable[..., bool]]:
         driver = stream.recorder or self.handle.driver
         width, height, handle = rows.width, rows.height, stream.handle
-        pitched = is_pitched(self.handle, rows, kind)
-        if height > 1 and pitched:
+        steps: list[Callable[..., bool]] = []
+        if height > 1 and is_pitched(self.handle, rows, kind):
             for box in rows.boxes(dst, src, volume=self.handle.has(Capability.VOLUME_COPY)):
                 if box.depth > 1:
-                    yield partial(driver.copy_3d, *box, kind, handle)
+                    steps.append(partial(driver.copy_3d, *box, kind, handle))
                 else:
-                    yield partial(
-                        driver.copy_2d, box.dst, box.dst_pitch, box.src, box.src_pitch, width, height, kind, handle
-                    )
+                    pitches = box.dst, box.dst_pitch, box.src, box.src_pitch
+                    steps.append(partial(driver.copy_2d, *pitches, width, height, kind, handle))
         else:
             for to, origin in rows.offsets():
                 for row in range(height):
                     there, here = dst + to + row * rows.dst_pitch, src + origin + row * rows.src_pitch
-                    yield partial(self.copy_run, there, here, width, kind, stream)
+                    steps.append(partial(self.copy_run, there, here, width, kind, stream))
+        return steps
 
 
 def calls(handle: DeviceHandle, rows: Rows, kind: CopyKind = H2D) -> int:
@@ -119,7 +119,7 @@ def is_pitched(handle: DeviceHandle, rows: Rows, kind: CopyKind = H2D) -> bool:
     info = handle.info
     multiple = 1 if kind is D2D else info.strided_pitch_multiple
     return (
-        handle.has(Capability.STRIDED_COPY)
+        Capability.STRIDED_COPY in handle.capabilities
         and not (rows.dst_pitch % multiple or rows.src_pitch % multiple)
         and max(rows.dst_pitch, rows.src_pitch) <= info.max_pitch
     )
