@@ -130,12 +130,17 @@ def part_of(view: ArrayView[D], key: object) -> ArrayView[D]:
 def along_memory(device: ArrayView[D], host: npt.NDArray[D]) -> tuple[ArrayView[D], npt.NDArray[D]]:
     """Both sides of a copy with their axes as the device's lie in memory: from its largest stride down, none negative.
 
-    The same elements meet. What gathers, fetches or cuts into blocks need not look for an order any more; the device's side is
-    C-contiguous where it is one run of bytes, whatever the order of its axes.
+    The same elements meet. What gathers, fetches or cuts into blocks need not look for an order any more. Where the device's
+    side was contiguous in C's or Fortran's order, its strides are None.
     """
-    if device._strides is None:
+    shape, strides, itemsize = device._shape, device._strides, device._dtype.itemsize
+    if strides is None:
         return device, host
-    axes, flipped = memory_order(device._shape, device._strides)
+    if is_contiguous(shape, strides, itemsize):
+        return ArrayView(device._ptr, shape, device._dtype), host
+    if is_contiguous(shape, strides, itemsize, "F"):
+        return ArrayView(device._ptr, shape[::-1], device._dtype), host.transpose()
+    axes, flipped = memory_order(shape, strides)
     if not flipped and axes == sorted(axes):
         return device, host
     for axis in flipped:
@@ -144,7 +149,7 @@ def along_memory(device: ArrayView[D], host: npt.NDArray[D]) -> tuple[ArrayView[
 
 
 def both_along_memory(first: ArrayView[D], second: ArrayView[D]) -> tuple[ArrayView[D], ArrayView[D]]:
-    """The same for two device views, in the order of the first."""
+    """Two device views with their axes as those of the first lie in memory."""
     axes, flipped = memory_order(first._shape, first.strides)
     return _reordered(first, axes, flipped), _reordered(second, axes, flipped)
 

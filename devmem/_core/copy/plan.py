@@ -149,7 +149,7 @@ def plan_copy(
     if kind is D2D:
         return _on_device(dst, src, facts, waits)
     device, host = (dst, src) if kind is H2D else (src, dst)
-    one_run: bool = host.flags.c_contiguous and (device._strides is None or device.is_c_contiguous())
+    one_run: bool = host.flags.c_contiguous and device._strides is None
     if not waits and facts.can_grow and not stream.is_capturing():
         return _without_waiting(kind, device, host, facts, one_run, scratch)
     if one_run and host.nbytes < facts.staging_threshold and host_copy:

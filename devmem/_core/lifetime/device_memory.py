@@ -179,7 +179,10 @@ class DeviceMemory:
         queue = self.queue
         if queue.dropped or queue.completions.busy:
             queue.safe_point()
-        made = Allocation(queue, heap, 0, nbytes, stream, unnamed)
+        made: Allocation = object.__new__(Allocation)  # as its constructor does, which is one more call for every array
+        made.queue, made.device_handle, made.heap, made.home = queue, queue.handle, heap, stream
+        made.ptr, made.nbytes, made.unnamed = 0, nbytes, unnamed
+        made.streams, made.freed = None, False
         try:
             made.ptr = heap.allocate(nbytes, stream.handle)
         except MemoryError as error:
