@@ -4,10 +4,6 @@ Every copy between host and device, and on the device, comes through here. Array
 their memory, and which streams use it, is the caller's business, as is entering the device. No path writes a byte that
 lies between the elements of its destination. What a running copy reads or writes on the host is kept alive until its
 stream has completed it.
-
-A copy from or to host memory must not meet pages that are being locked or unlocked: CUDA refuses a copy that lies half in
-page-locked memory. Where nothing is locked, which is nearly always, no lock is taken; if the driver refuses because memory beside
-it was locked meanwhile, the copy is made again with the table held steady, and cut there.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...spi.errors import BackendError, LayoutError, OutOfMemory, UnsupportedError
+from ...spi.errors import LayoutError, OutOfMemory, UnsupportedError
 from ...spi.sizes import exact_size
 from ...spi.types import Box, Capability, CopyKind
 from ..base.address import address, extent
@@ -75,7 +71,7 @@ class CopyEngine:
         self.ring = ring
         self.growing_ring = growing_ring
         self.statistics = statistics
-        self.submitter = Submitter(handle, completions, page_locks)
+        self.submitter = Submitter(handle, completions, page_locks, statistics.waiting)
         self._small_uploads, self._small_downloads = statistics.small["h2d direct"], statistics.small["d2h direct"]
         self.staging_threshold = ring.threshold
         self.slot_bytes = ring.slot_bytes
@@ -158,7 +154,8 @@ class CopyEngine:
         untimed = plan is SMALL_UPLOAD and counter[0] & SAMPLED and src.nbytes < self.statistics.timed_from
         began = 0.0 if untimed else begin()
         if plan.route is DIRECT or plan.route is ROWS:
-            self._execute(plan, H2D, device, host, stream, blocking)
+            at, nbytes = address(host), host.nbytes
+            self.submitter.copy(device._ptr, at, nbytes, H2D, stream, blocking=blocking, host=host, rows=plan.rows)
         else:
             plan = self._carry_out(plan, H2D, device, host, stream, blocking, waits)
         if untimed:
@@ -184,7 +181,8 @@ class CopyEngine:
         untimed = plan is SMALL_DOWNLOAD and counter[0] & SAMPLED and dst.nbytes < self.statistics.timed_from
         began = 0.0 if untimed else begin()
         if plan.route is DIRECT or plan.route is ROWS:
-            self._execute(plan, D2H, device, host, stream, blocking)
+            at, nbytes = address(host), host.nbytes
+            self.submitter.copy(at, device._ptr, nbytes, D2H, stream, blocking=blocking, host=host, rows=plan.rows)
         else:
             plan = self._carry_out(plan, D2H, device, host, stream, blocking)
         if untimed:
@@ -393,7 +391,7 @@ class CopyEngine:
             recorder.refuse(f"a copy that goes {plan.path!r} ({plan.why})")
         sides = (_device_side(device), side) if kind is H2D else (side, _device_side(device))
         with recorder.copying(RecordedCopy(kind, *sides)):
-            self._execute(plan, kind, *along_memory(device, host), stream, False)
+            self._carry_out(plan, kind, *along_memory(device, host), stream, False)
 
     # -- executing a plan: both sides are in the order of `along_memory` -----------------------------------------------
 
@@ -419,50 +417,16 @@ class CopyEngine:
             )
         elif plan.route is Route.STAGED:
             _finish(self._start_staged(device, host, stream, plan.why is GAPS, self.ring))
+        elif plan.route is PACKED and kind is H2D:
+            self._put_packed(device, host, stream, blocking)
+        elif plan.route is DIRECT or plan.route is ROWS:
+            to, origin = (device._ptr, address(host)) if kind is H2D else (address(host), device._ptr)
+            self.submitter.copy(to, origin, host.nbytes, kind, stream, blocking=blocking, host=host, rows=plan.rows)
         else:
-            self._execute(plan, kind, device, host, stream, blocking)
+            stream.check_waitable()
+            get = {PACKED: self._get_packed, Route.SPAN: self._get_span}
+            get.get(plan.route, self._get_sparse)(device, host, stream)
         return plan
-
-    def _execute(
-        self,
-        plan: CopyPlan,
-        kind: CopyKind,
-        device: ArrayView[Any],
-        host: npt.NDArray[Any],
-        stream: Stream,
-        blocking: bool,
-    ) -> None:
-        """Execute a plan on the user's host memory, in which no page is locked or unlocked meanwhile."""
-        locks = self.page_locks
-        before = locks.segments
-        steady: AbstractContextManager[None] = locks.steady(*extent(host)) if before else _NOTHING_LOCKED
-        while True:
-            if before and not blocking and locks.shares(*extent(host)) and not stream.is_capturing():
-                blocking = True  # its owner may change it: it is pageable to that one, and page-locked to the driver
-            try:
-                with steady:
-                    route = plan.route
-                    if route is DIRECT or route is ROWS:
-                        dst, src = (device._ptr, address(host)) if kind is H2D else (address(host), device._ptr)
-                        submit = self.submitter
-                        if plan.rows is None:
-                            submit.copy_run(dst, src, host.nbytes, kind, stream, blocking=blocking, host=host)
-                        else:
-                            submit.copy_rows(plan.rows, dst, src, kind, stream, blocking, host)
-                    elif kind is H2D:
-                        self._put_packed(device, host, stream, blocking)
-                    else:
-                        stream.check_waitable()
-                        get = {PACKED: self._get_packed, Route.SPAN: self._get_span}
-                        get.get(route, self._get_sparse)(device, host, stream)
-                changed = locks.segments is not before and not blocking
-                if changed and locks.shares(*extent(host)) and not stream.is_capturing():
-                    self.wait_for(stream)  # pages were locked meanwhile: the driver may use the memory behind this call
-                return
-            except BackendError:
-                if before or locks.segments is before:
-                    raise
-                before, steady = locks.segments, locks.steady(*extent(host))
 
     def _put_packed(self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
         """Gather the source on the host, in the destination's order of memory."""
@@ -528,7 +492,7 @@ class CopyEngine:
         copy_elements(raw(dst), raw(packed))
 
     def _fetch(self, fetched: HostBytes, low: int, nbytes: int, stream: Stream) -> None:
-        self.submitter.copy_run(address(fetched), low, nbytes, D2H, stream, blocking=True, host=fetched)
+        self.submitter.copy(address(fetched), low, nbytes, D2H, stream, blocking=True, host=fetched)
 
     def _get_span(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream) -> None:
         """Fetch everything from the lowest to the highest element in one run."""
@@ -569,7 +533,7 @@ class CopyEngine:
         recorder, nbytes_of_first = stream.recorder, repeats * len(pattern)
         first = scratch((nbytes_of_first,), np.uint8) if recorder is None else recorder.page_locked(nbytes_of_first)
         first[:] = np.frombuffer(pattern * repeats, np.uint8)
-        copy = self.submitter.copy_run
+        copy = self.submitter.copy
         with _NOTHING_LOCKED if recorder is None else recorder.reading(first):
             copy(ptr, address(first), first.nbytes, H2D, stream, host=first)
         done = first.nbytes
