@@ -53,7 +53,7 @@ def upload(opened: OpenDevice, src: npt.NDArray[Any], stream: StreamLike, copy: 
         handle.callers.append(me)
         entry = handle.entry
         token = entry.enter()
-        if not stream:
+        if not stream and (chosen.recorder is not None or not chosen.simple):
             chosen.check_waitable()
         array = new(opened, shape, dtype, strides, chosen, src.nbytes, chosen if stream else None)
         try:

@@ -137,7 +137,8 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
             found: npt.NDArray[D] = copied
             return found
         allocation, opened = self.allocation, self.open_device
-        allocation.check()
+        if allocation.freed or opened.handle.dead is not None:
+            allocation.refuse()
         if pinned:
             if ary is not None:
                 raise LayoutError("pinned=True makes a new array: give none, or one that is page-locked without it")
@@ -146,7 +147,7 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
             ary = host_like(self._shape, self._dtype, self._strides)
         else:
             check_destination(ary, self._shape, self._dtype)
-        chosen = self._ordered_on(stream)
+        chosen = opened.streams.stream_of(stream if self._stream is None else stream or self._stream)
         handle, me, token = opened.handle, get_ident(), None
         try:
             handle.callers.append(me)
@@ -154,7 +155,7 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
             token = entry.enter()
             if opened.free_queue.dropped or opened.completions.busy:
                 opened.free_queue.safe_point()
-            if not stream:
+            if not stream and (chosen.recorder is not None or not chosen.simple):
                 chosen.check_waitable()
             if chosen is allocation.home and not chosen.external and chosen.recorder is None:
                 opened.copies.download(self, ary, chosen, not stream)
@@ -312,7 +313,7 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
         if core is not None and (found := core.part(self, key)) is not None:
             return found
         view = self._selected(key)
-        if view.shape or isinstance(key, str) or _asks_for_view(key):
+        if view._shape or isinstance(key, str) or _asks_for_view(key):
             return view
         if view.dtype.fields is not None:
             return DeviceRecord(view)
@@ -818,7 +819,16 @@ def new(
         nbytes = check_size(shape, dtype.itemsize) if strides is None else span(shape, strides, dtype.itemsize)[1]
     memory = opened.memory
     allocation = memory.allocate(nbytes, stream, bound is None) if nbytes else memory.nothing(stream)
-    return DeviceNDArray(opened, allocation, allocation.ptr, shape, dtype, strides, bound)
+    # Not by the constructor, which looks whether the user called it.
+    array: DeviceNDArray[Any] = object.__new__(DeviceNDArray)
+    array.open_device = opened
+    array.allocation = allocation
+    array._ptr = allocation.ptr
+    array._shape = shape
+    array._dtype = dtype
+    array._strides = strides
+    array._stream = bound
+    return array
 
 
 def device_view(obj: object) -> DeviceNDArray[Any] | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from .hot_state import ArrayState
-from .layout import Shape, contiguous_strides, in_memory_order, index, is_contiguous, memory_order, span
+from .layout import Shape, contiguous_strides, index, is_contiguous, memory_order, reordered, span
 
 D = TypeVar("D", bound=np.generic)
 
@@ -44,10 +46,7 @@ class Shaped:
     @property
     def size(self) -> int:
         """Number of elements."""
-        size = 1
-        for count in self._shape:
-            size *= count
-        return size
+        return math.prod(self._shape)
 
     @property
     def itemsize(self) -> int:
@@ -57,7 +56,7 @@ class Shaped:
     @property
     def nbytes(self) -> int:
         """Bytes of all elements, without gaps between them."""
-        return self.size * self._dtype.itemsize
+        return math.prod(self._shape) * self._dtype.itemsize
 
 
 class ArrayView(Shaped, ArrayState, Generic[D]):
@@ -118,7 +117,7 @@ class ArrayView(Shaped, ArrayState, Generic[D]):
 
 def address_range(view: ArrayView[Any]) -> tuple[int, int]:
     """Addresses of the lowest byte of a view and of the byte behind its highest."""
-    low, high = span(view._shape, view.strides, view.itemsize)
+    low, high = span(view._shape, view.strides, view._dtype.itemsize)
     return view._ptr + low, view._ptr + high
 
 
@@ -128,7 +127,33 @@ def part_of(view: ArrayView[D], key: object) -> ArrayView[D]:
     return ArrayView(view._ptr + offset, shape, view._dtype, strides)
 
 
-def along_memory(view: ArrayView[D]) -> ArrayView[D]:
-    """The same elements with axes from the largest stride to the smallest, none of them negative."""
-    shape, strides = in_memory_order(view._shape, view.strides, *memory_order(view._shape, view.strides))
-    return ArrayView(address_range(view)[0], shape, view._dtype, strides)
+def along_memory(device: ArrayView[D], host: npt.NDArray[D]) -> tuple[ArrayView[D], npt.NDArray[D]]:
+    """Both sides of a copy with their axes as the device's lie in memory: from its largest stride down, none negative.
+
+    The same elements meet. What gathers, fetches or cuts into blocks need not look for an order any more. Where the device's
+    side was contiguous in C's or Fortran's order, its strides are None.
+    """
+    shape, strides, itemsize = device._shape, device._strides, device._dtype.itemsize
+    if strides is None:
+        return device, host
+    if is_contiguous(shape, strides, itemsize):
+        return ArrayView(device._ptr, shape, device._dtype), host
+    if is_contiguous(shape, strides, itemsize, "F"):
+        return ArrayView(device._ptr, shape[::-1], device._dtype), host.transpose()
+    axes, flipped = memory_order(shape, strides)
+    if not flipped and axes == sorted(axes):
+        return device, host
+    for axis in flipped:
+        host = host[(slice(None),) * axis + (slice(None, None, -1),)]
+    return _reordered(device, axes, flipped), host.transpose(axes)
+
+
+def both_along_memory(first: ArrayView[D], second: ArrayView[D]) -> tuple[ArrayView[D], ArrayView[D]]:
+    """Two device views with their axes as those of the first lie in memory."""
+    axes, flipped = memory_order(first._shape, first.strides)
+    return _reordered(first, axes, flipped), _reordered(second, axes, flipped)
+
+
+def _reordered(view: ArrayView[D], axes: list[int], flipped: list[int]) -> ArrayView[D]:
+    offset, shape, strides = reordered(view._shape, view.strides, axes, flipped)
+    return ArrayView(view._ptr + offset, shape, view._dtype, strides)

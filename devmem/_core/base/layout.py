@@ -77,7 +77,7 @@ def like_strides(shape: Shape, strides: Shape, itemsize: int) -> Shape:
     result = [0] * len(shape)
     step = itemsize
     # Larger strides stay outside; equal ones (and those of axes of length one) keep the order of the axes.
-    for axis in sorted(range(len(shape)), key=lambda axis: (abs(strides[axis]), -axis)):
+    for axis in reversed(memory_order(shape, strides)[0]):
         result[axis] = step
         step *= max(shape[axis], 1)
     return tuple(result)
@@ -125,12 +125,17 @@ def index(shape: Shape, strides: Shape, key: object) -> tuple[int, Shape, Shape]
         count, outer = len(range(start, stop, step)), strides[0]
         return start * outer if count else 0, (count, *shape[1:]), (outer * step, *strides[1:])
     keys = key if isinstance(key, tuple) else (key,)
-    axes = sum(1 for part in keys if part is not None and part is not Ellipsis)
+    axes = ellipses = 0
+    for part in keys:
+        if part is Ellipsis:
+            ellipses += 1
+        elif part is not None:
+            axes += 1
     if axes > len(shape):
         raise IndexError(f"too many indices: the array has {len(shape)} axes, {axes} were indexed")
-    if sum(1 for part in keys if part is Ellipsis) > 1:
+    if ellipses > 1:
         raise IndexError("an index can have one Ellipsis ('...') only")
-    if not any(part is Ellipsis for part in keys):
+    if not ellipses:
         keys = (*keys, Ellipsis)
     offset, axis = 0, 0
     new_shape: list[int] = []
@@ -280,11 +285,18 @@ def check_size(shape: Shape, itemsize: int) -> int:
 
 def memory_order(shape: Shape, strides: Shape) -> tuple[list[int], list[int]]:
     """Axes from the largest stride to the smallest, and those whose stride is negative."""
-    axes = sorted(range(len(shape)), key=lambda axis: -abs(strides[axis]))
-    return axes, [axis for axis in range(len(shape)) if strides[axis] < 0 and shape[axis] > 1]
+    steps, flipped = list(map(abs, strides)), []
+    axes = sorted(range(len(shape)), key=steps.__getitem__, reverse=True)
+    for axis, stride in enumerate(strides):
+        if stride < 0 and shape[axis] > 1:
+            flipped.append(axis)
+    return axes, flipped
 
 
-def in_memory_order(shape: Shape, strides: Shape, axes: list[int], flipped: list[int]) -> tuple[Shape, Shape]:
-    """Shape and strides with the axes so, and none of the strides negative: what is lowest in memory comes first."""
-    steps = [-stride if axis in flipped else stride for axis, stride in enumerate(strides)]
-    return tuple(shape[axis] for axis in axes), tuple(steps[axis] for axis in axes)
+def reordered(shape: Shape, strides: Shape, axes: list[int], flipped: list[int]) -> tuple[int, Shape, Shape]:
+    """Byte offset, shape and strides of the same elements with the axes so, and some of them walked the other way."""
+    offset, steps = 0, list(strides)
+    for axis in flipped:
+        offset += (shape[axis] - 1) * steps[axis]
+        steps[axis] = -steps[axis]
+    return offset, tuple(map(shape.__getitem__, axes)), tuple(map(steps.__getitem__, axes))

@@ -4,10 +4,6 @@ Every copy between host and device, and on the device, comes through here. Array
 their memory, and which streams use it, is the caller's business, as is entering the device. No path writes a byte that
 lies between the elements of its destination. What a running copy reads or writes on the host is kept alive until its
 stream has completed it.
-
-A copy from or to host memory must not meet pages that are being locked or unlocked: CUDA refuses a copy that lies half in
-page-locked memory. Where nothing is locked, which is nearly always, no lock is taken; if the driver refuses because memory beside
-it was locked meanwhile, the copy is made again with the table held steady, and cut there.
 """
 
 from __future__ import annotations
@@ -20,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...spi.errors import BackendError, LayoutError, OutOfMemory, UnsupportedError
+from ...spi.errors import LayoutError, OutOfMemory, UnsupportedError
 from ...spi.sizes import exact_size
 from ...spi.types import Box, Capability, CopyKind
 from ..base.address import address, extent
 from ..base.array_view import ArrayView, address_range, along_memory, part_of
 from ..base.device_handle import DeviceHandle
-from ..base.layout import in_memory_order, is_contiguous, memory_order, new_host, overlap, span
+from ..base.layout import is_contiguous, new_host, overlap, span
 from ..lifetime.allocation import StreamUse
 from ..lifetime.device_memory import DeviceMemory
 from ..lifetime.page_locks import PageLockTable
@@ -47,7 +43,7 @@ from .submit import Submitter, calls, is_pitched
 PATTERN_BYTES = 4096
 
 H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D  # an enum's attribute takes as long as a call
-DIRECT, ROWS = Route.DIRECT, Route.ROWS
+DIRECT, ROWS, PACKED = Route.DIRECT, Route.ROWS, Route.PACKED
 _NOTHING_LOCKED: AbstractContextManager[None] = nullcontext()
 #: Bytes from which a copy that is not waited for is worth a slot of the ring.
 SLOT_FROM = 1 << 20
@@ -75,11 +71,13 @@ class CopyEngine:
         self.ring = ring
         self.growing_ring = growing_ring
         self.statistics = statistics
-        self.submitter = Submitter(handle, completions, page_locks)
+        self.submitter = Submitter(handle, completions, page_locks, statistics.waiting)
         self._small_uploads, self._small_downloads = statistics.small["h2d direct"], statistics.small["d2h direct"]
         self.staging_threshold = ring.threshold
         self.slot_bytes = ring.slot_bytes
         self.pitch_multiple = handle.info.strided_pitch_multiple
+        #: Whether host memory may be a device array's too, used in place.
+        self.coherent = bool(handle.info.coherence)
         #: Whether the driver has a call for several copies; some turn out to have none.
         self.batches = handle.has(Capability.BATCH_COPY)
         #: Whether it has one for several copies of rows and slices.
@@ -137,22 +135,29 @@ class CopyEngine:
         """
         if not src.nbytes:
             return
-        if (shared := self._shared(dst, src, stream)) is not None:
+        if self.coherent and (shared := self._shared(dst, src, stream)) is not None:
             self.move(dst, shared, stream, False, waits)
             if blocking or waits:
                 self.wait_for(stream)  # also where nothing was to be copied
             return
-        plan = plan_copy(H2D, dst, src, self, stream, host_copy=host_copy, waits=waits)
+        device, host = (dst, src) if dst._strides is None else along_memory(dst, src)
+        plan = plan_copy(H2D, device, host, self, stream, host_copy=host_copy, waits=waits)
         if stream.recorder is not None:
             self._record(plan, H2D, dst, src, stream, stream.recorder)
             return
+        if plan.route is PACKED and not host_copy:
+            raise LayoutError(
+                f"copy=False, but a source of shape {src.shape} with strides {src.strides} has to be gathered on the host "
+                f"first: give numpy.ascontiguousarray(source), or copy=True"
+            )
         counter = self._small_uploads
         untimed = plan is SMALL_UPLOAD and counter[0] & SAMPLED and src.nbytes < self.statistics.timed_from
         began = 0.0 if untimed else begin()
         if plan.route is DIRECT or plan.route is ROWS:
-            self._execute(plan, H2D, dst, src, stream, blocking)
+            at, nbytes = address(host), host.nbytes
+            self.submitter.copy(device._ptr, at, nbytes, H2D, stream, blocking=blocking, host=host, rows=plan.rows)
         else:
-            plan = self._carry_out(plan, H2D, dst, src, stream, blocking, host_copy, waits)
+            plan = self._carry_out(plan, H2D, device, host, stream, blocking, waits)
         if untimed:
             counter[0] += 1
             counter[1] += src.nbytes
@@ -163,11 +168,12 @@ class CopyEngine:
         """Copy device elements into host elements, and count it; the destination is writable."""
         if not dst.nbytes:
             return
-        if (shared := self._shared(src, dst, stream)) is not None:
+        if self.coherent and (shared := self._shared(src, dst, stream)) is not None:
             self.move(shared, src, stream, False)
             self.wait_for(stream)  # also where nothing was to be copied
             return
-        plan = plan_copy(D2H, dst, src, self, stream)
+        device, host = (src, dst) if src._strides is None else along_memory(src, dst)
+        plan = plan_copy(D2H, host, device, self, stream)
         if stream.recorder is not None:
             self._record(plan, D2H, src, dst, stream, stream.recorder)
             return
@@ -175,9 +181,10 @@ class CopyEngine:
         untimed = plan is SMALL_DOWNLOAD and counter[0] & SAMPLED and dst.nbytes < self.statistics.timed_from
         began = 0.0 if untimed else begin()
         if plan.route is DIRECT or plan.route is ROWS:
-            self._execute(plan, D2H, src, dst, stream, blocking)
+            at, nbytes = address(host), host.nbytes
+            self.submitter.copy(at, device._ptr, nbytes, D2H, stream, blocking=blocking, host=host, rows=plan.rows)
         else:
-            plan = self._carry_out(plan, D2H, src, dst, stream, blocking)
+            plan = self._carry_out(plan, D2H, device, host, stream, blocking)
         if untimed:
             counter[0] += 1
             counter[1] += dst.nbytes
@@ -188,12 +195,14 @@ class CopyEngine:
         self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, waits: bool = True
     ) -> CopyPlan:
         """Upload without counting: a part of a copy that the caller counts."""
-        plan = plan_copy(H2D, dst, src, self, stream, waits=waits)
-        return self._carry_out(plan, H2D, dst, src, stream, blocking, waits=waits)
+        device, host = along_memory(dst, src)
+        plan = plan_copy(H2D, device, host, self, stream, waits=waits)
+        return self._carry_out(plan, H2D, device, host, stream, blocking, waits)
 
     def get(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream, blocking: bool) -> CopyPlan:
         """Download without counting: a part of a copy that the caller counts."""
-        return self._carry_out(plan_copy(D2H, dst, src, self, stream), D2H, src, dst, stream, blocking)
+        device, host = along_memory(src, dst)
+        return self._carry_out(plan_copy(D2H, host, device, self, stream), D2H, device, host, stream, blocking)
 
     def start_download(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream) -> Download | None:
         """Enqueue a download whose destination is not read before `finish_download`, and count it. Waits for no stream.
@@ -206,16 +215,17 @@ class CopyEngine:
         nbytes = dst.nbytes
         if not nbytes:
             return None
-        if (shared := self._shared(src, dst, stream)) is not None:
+        if self.coherent and (shared := self._shared(src, dst, stream)) is not None:
             self.move(shared, src, stream, False, False)
             return None
         began = begin()
-        plan = plan_copy(D2H, dst, src, self, stream, waits=False)
+        device, host = along_memory(src, dst)
+        plan = plan_copy(D2H, host, device, self, stream, waits=False)
         ring = self.growing_ring if self.can_grow else self.ring
         staged = plan.route is Route.STAGED
-        download = self._start_staged(src, dst, stream, plan.why is GAPS, ring) if staged else None
+        download = self._start_staged(device, host, stream, plan.why is GAPS, ring) if staged else None
         if download is None:
-            plan = self._carry_out(plan, D2H, src, dst, stream, False)
+            plan = self._carry_out(plan, D2H, device, host, stream, False)
         self.statistics.count(plan.path, nbytes, began, None, plan.why, src, stream, plan.rows)
         return download
 
@@ -263,8 +273,8 @@ class CopyEngine:
     # -- on the device -------------------------------------------------------------------------------------------------
 
     def _shared(self, device: ArrayView[Any], host: npt.NDArray[Any], stream: Stream) -> ArrayView[Any] | None:
-        """A host array as the device addresses it, where memory of it is the device array's too; else None."""
-        if not self.handle.info.coherence or not overlap(address_range(device), extent(host)) or stream.is_capturing():
+        """A host array as a coherent device addresses it, where memory of it is the device array's too; else None."""
+        if not overlap(address_range(device), extent(host)) or stream.is_capturing():
             return None
         return ArrayView(address(host), host.shape, host.dtype, host.strides)
 
@@ -381,9 +391,9 @@ class CopyEngine:
             recorder.refuse(f"a copy that goes {plan.path!r} ({plan.why})")
         sides = (_device_side(device), side) if kind is H2D else (side, _device_side(device))
         with recorder.copying(RecordedCopy(kind, *sides)):
-            self._execute(plan, kind, device, host, stream, False)
+            self._carry_out(plan, kind, *along_memory(device, host), stream, False)
 
-    # -- executing a plan ----------------------------------------------------------------------------------------------
+    # -- executing a plan: both sides are in the order of `along_memory` -----------------------------------------------
 
     def _carry_out(
         self,
@@ -393,7 +403,6 @@ class CopyEngine:
         host: npt.NDArray[Any],
         stream: Stream,
         blocking: bool,
-        host_copy: bool = True,
         waits: bool = True,
     ) -> CopyPlan:
         """Execute a plan by any route; the plan that was executed in the end."""
@@ -401,70 +410,30 @@ class CopyEngine:
             if self._by_scratch(kind, device, host, stream, blocking, waits):
                 return plan
             dst, src = (device, host) if kind is H2D else (host, device)
-            plan = plan_copy(kind, dst, src, self, stream, host_copy=host_copy, scratch=False, waits=waits)
+            plan = plan_copy(kind, dst, src, self, stream, scratch=False, waits=waits)
         if plan.route is Route.STAGED and kind is H2D:
             self._put_staged(
                 device, host, stream, blocking, self.ring if waits or not self.can_grow else self.growing_ring
             )
         elif plan.route is Route.STAGED:
             _finish(self._start_staged(device, host, stream, plan.why is GAPS, self.ring))
-        elif plan.route is Route.PACKED and not host_copy:
-            raise LayoutError(
-                f"copy=False, but a source of shape {host.shape} with strides {host.strides} has to be gathered on the host "
-                f"first: give numpy.ascontiguousarray(source), or copy=True"
-            )
+        elif plan.route is PACKED and kind is H2D:
+            self._put_packed(device, host, stream, blocking)
+        elif plan.route is DIRECT or plan.route is ROWS:
+            to, origin = (device._ptr, address(host)) if kind is H2D else (address(host), device._ptr)
+            self.submitter.copy(to, origin, host.nbytes, kind, stream, blocking=blocking, host=host, rows=plan.rows)
         else:
-            self._execute(plan, kind, device, host, stream, blocking)
+            stream.check_waitable()
+            get = {PACKED: self._get_packed, Route.SPAN: self._get_span}
+            get.get(plan.route, self._get_sparse)(device, host, stream)
         return plan
-
-    def _execute(
-        self,
-        plan: CopyPlan,
-        kind: CopyKind,
-        device: ArrayView[Any],
-        host: npt.NDArray[Any],
-        stream: Stream,
-        blocking: bool,
-    ) -> None:
-        """Execute a plan on the user's host memory, in which no page is locked or unlocked meanwhile."""
-        locks = self.page_locks
-        before = locks.segments
-        steady: AbstractContextManager[None] = locks.steady(*extent(host)) if before else _NOTHING_LOCKED
-        while True:
-            if before and not blocking and locks.shares(*extent(host)) and not stream.is_capturing():
-                blocking = True  # its owner may change it: it is pageable to that one, and page-locked to the driver
-            try:
-                with steady:
-                    route = plan.route
-                    if route is DIRECT or route is ROWS:
-                        dst, src = (device._ptr, address(host)) if kind is H2D else (address(host), device._ptr)
-                        submit = self.submitter
-                        if plan.rows is None:
-                            submit.copy_run(dst, src, host.nbytes, kind, stream, blocking=blocking, host=host)
-                        else:
-                            submit.copy_rows(plan.rows, dst, src, kind, stream, blocking, host)
-                    elif kind is H2D:
-                        self._put_packed(device, host, stream, blocking)
-                    else:
-                        stream.check_waitable()
-                        get = {Route.PACKED: self._get_packed, Route.SPAN: self._get_span}
-                        get.get(route, self._get_sparse)(device, host, stream)
-                changed = locks.segments is not before and not blocking
-                if changed and locks.shares(*extent(host)) and not stream.is_capturing():
-                    self.wait_for(stream)  # pages were locked meanwhile: the driver may use the memory behind this call
-                return
-            except BackendError:
-                if before or locks.segments is before:
-                    raise
-                before, steady = locks.segments, locks.steady(*extent(host))
 
     def _put_packed(self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
         """Gather the source on the host, in the destination's order of memory."""
-        ordered = along_memory(dst)
-        packed = scratch(ordered.shape, src.dtype)
-        copy_elements(raw(packed), in_order_of(dst, raw(src)))
-        plan = rows(ordered.shape, dst.itemsize, ordered.strides, packed.strides)
-        self.submitter.copy_rows(plan, ordered._ptr, address(packed), H2D, stream, blocking, packed)
+        packed = scratch(src.shape, src.dtype)
+        copy_elements(raw(packed), raw(src))
+        plan = rows(src.shape, src.itemsize, dst.strides, packed.strides)
+        self.submitter.copy_rows(plan, dst._ptr, address(packed), H2D, stream, blocking, packed)
 
     def _put_staged(
         self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, ring: Ring
@@ -486,19 +455,18 @@ class CopyEngine:
     ) -> bool:
         """Let the device scatter or gather the elements; False where it has no memory for them, and nothing was done."""
         stream.check_waitable()
-        ordered = in_order_of(device, host)
         try:
-            parts = DeviceScratch(self.memory, along_memory(device), stream)
+            parts = DeviceScratch(self.memory, device, stream)
         except OutOfMemory:
             return False
         with parts:
             for block, part, packed in parts:
                 if kind is H2D:
-                    self.put(packed, ordered[block], stream, False, waits)
+                    self.put(packed, host[block], stream, False, waits)
                     self._on_device(part, packed, stream)
                 else:
                     self._on_device(packed, part, stream)
-                    self.get(packed, ordered[block], stream, True)
+                    self.get(packed, host[block], stream, True)
         if blocking and kind is H2D:
             self.wait_for(stream)
         return True
@@ -518,35 +486,32 @@ class CopyEngine:
 
     def _get_packed(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream) -> None:
         """Let the driver gather the elements; how they lie in the destination is the host's part."""
-        ordered = along_memory(src)
-        packed = scratch(ordered.shape, src.dtype)
-        plan = rows(ordered.shape, src.itemsize, packed.strides, ordered.strides)
-        self.submitter.copy_rows(plan, address(packed), ordered._ptr, D2H, stream, True, packed)
-        copy_elements(in_order_of(src, raw(dst)), raw(packed))
+        packed = scratch(dst.shape, dst.dtype)
+        plan = rows(dst.shape, dst.itemsize, packed.strides, src.strides)
+        self.submitter.copy_rows(plan, address(packed), src._ptr, D2H, stream, True, packed)
+        copy_elements(raw(dst), raw(packed))
 
     def _fetch(self, fetched: HostBytes, low: int, nbytes: int, stream: Stream) -> None:
-        self.submitter.copy_run(address(fetched), low, nbytes, D2H, stream, blocking=True, host=fetched)
+        self.submitter.copy(address(fetched), low, nbytes, D2H, stream, blocking=True, host=fetched)
 
     def _get_span(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream) -> None:
         """Fetch everything from the lowest to the highest element in one run."""
-        ordered = along_memory(src)
-        low, high = address_range(src)
-        fetched = scratch((high - low,), np.uint8)
+        strides, low = src.strides, src._ptr
+        fetched = scratch((span(dst.shape, strides, dst.itemsize)[1],), BYTE)
         if fetched.nbytes < self.staging_threshold:
             self._fetch(fetched, low, fetched.nbytes, stream)
         else:
             self._start_staged(ArrayView(low, fetched.shape, fetched.dtype), fetched, stream, False, self.ring).finish()
-        elements: npt.NDArray[Any] = np.ndarray(ordered.shape, src.dtype, fetched, 0, ordered.strides)
-        copy_elements(in_order_of(src, raw(dst)), raw(elements))
+        elements: npt.NDArray[Any] = np.ndarray(dst.shape, dst.dtype, fetched, 0, strides)
+        copy_elements(raw(dst), raw(elements))
 
     def _get_sparse(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream) -> None:
         """Fetch what lies between elements with them as long as that takes less time than the driver's next call."""
-        ordered, target = along_memory(src), in_order_of(src, raw(dst))
-        strides, itemsize = ordered.strides, src.itemsize
+        target, strides, itemsize = raw(dst), src.strides, dst.itemsize
         fetched = scratch((max(SPARSE_PART, itemsize),), np.uint8)
-        for block in blocks(ordered.shape, itemsize, SPARSE_PART, strides):
-            lengths = block_shape(ordered.shape, block)
-            nbytes, low = span(lengths, strides, itemsize)[1], ordered._ptr + block_offset(strides, block)
+        for block in blocks(dst.shape, itemsize, SPARSE_PART, strides):
+            lengths = block_shape(dst.shape, block)
+            nbytes, low = span(lengths, strides, itemsize)[1], src._ptr + block_offset(strides, block)
             self._fetch(fetched, low, nbytes, stream)
             elements: npt.NDArray[Any] = np.ndarray(lengths, src.dtype, fetched, 0, strides)
             copy_elements(target[block], raw(elements))
@@ -568,7 +533,7 @@ class CopyEngine:
         recorder, nbytes_of_first = stream.recorder, repeats * len(pattern)
         first = scratch((nbytes_of_first,), np.uint8) if recorder is None else recorder.page_locked(nbytes_of_first)
         first[:] = np.frombuffer(pattern * repeats, np.uint8)
-        copy = self.submitter.copy_run
+        copy = self.submitter.copy
         with _NOTHING_LOCKED if recorder is None else recorder.reading(first):
             copy(ptr, address(first), first.nbytes, H2D, stream, host=first)
         done = first.nbytes
@@ -599,22 +564,6 @@ def by_host(
         engine.ring.limit_in_flight(stream)
 
 
-def in_order_of(view: ArrayView[Any], host: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A host array with its axes in the order in which a device view's lie in memory; see `along_memory`."""
-    axes, flipped = memory_order(view.shape, view.strides)
-    if flipped:
-        host = host[tuple(slice(None, None, -1) if axis in flipped else slice(None) for axis in range(host.ndim))]
-    return host.transpose(axes)
-
-
-def in_order_of_view(view: ArrayView[Any], other: ArrayView[Any]) -> ArrayView[Any]:
-    """Another device view with its axes in the order in which a device view's lie in memory; see `along_memory`."""
-    axes, flipped = memory_order(view.shape, view.strides)
-    low = other._ptr + sum((other.shape[axis] - 1) * other.strides[axis] for axis in flipped)
-    shape, strides = in_memory_order(other.shape, other.strides, axes, flipped)
-    return ArrayView(low, shape, other.dtype, strides)
-
-
 def _device_side(view: ArrayView[Any]) -> Side:
     return Side(view, view._ptr, view._ptr)
 
@@ -628,14 +577,14 @@ def _finish(download: Download) -> None:
 
 
 def _for_blocks(view: ArrayView[Any], host: npt.NDArray[Any]) -> tuple[ArrayView[Any], npt.NDArray[Any]]:
-    """Both sides of a staged copy as `along_memory` has the device's; as bytes, where both are one run of bytes."""
-    ordered, host = along_memory(view), in_order_of(view, raw(host))
-    if host.flags.c_contiguous and ordered.is_c_contiguous():
+    """Both sides of a staged copy; as bytes, where both are one run of bytes."""
+    host = raw(host)
+    if host.flags.c_contiguous and view.is_c_contiguous():
         bytes_of = (
             np.ndarray((host.nbytes,), np.uint8, host) if host.flags.writeable else host.reshape(-1).view(np.uint8)
         )
-        return ArrayView(ordered._ptr, bytes_of.shape, bytes_of.dtype), bytes_of
-    return ArrayView(ordered._ptr, ordered.shape, host.dtype, ordered.strides), host
+        return ArrayView(view._ptr, bytes_of.shape, bytes_of.dtype), bytes_of
+    return ArrayView(view._ptr, view.shape, host.dtype, view.strides), host
 
 
 def _word_width(pattern: bytes) -> int:

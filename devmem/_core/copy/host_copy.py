@@ -67,10 +67,13 @@ def _long_axis(shape: Shape, dst: Shape, src: Shape) -> int | None:
     """The axis along which the destination's rows run, if the source is to be cut into strips across it."""
     if len(shape) < 2 or 0 in shape:
         return None
-    axes = [axis for axis, count in enumerate(shape) if count > 1]
-    row = min(axes, key=lambda axis: abs(dst[axis]), default=0)
+    row = near = 0
+    for axis, count in enumerate(shape):
+        if count > 1 and (shape[row] == 1 or abs(dst[axis]) < abs(dst[row])):
+            row = axis
+        if count > 1 and (shape[near] == 1 or abs(src[axis]) < abs(src[near])):
+            near = axis
     if shape[row] < LONG or abs(src[row]) < LINE:
         return None
-    near = min(axes, key=lambda axis: abs(src[axis]))
     # Several lines of it on end, or each is used up at once anyway.
     return row if abs(src[near]) < LINE and abs(src[near]) * shape[near] >= 4 * LINE else None

@@ -22,13 +22,13 @@ import numpy.typing as npt
 from ...spi.errors import DevmemError, UnsupportedError
 from ...spi.types import Capability, CopyKind
 from ..base.address import address
-from ..base.array_view import ArrayView, address_range, along_memory
+from ..base.array_view import ArrayView, address_range, both_along_memory
 from ..base.device_handle import CurrentDevice
 from ..base.layout import Shape, contiguous_strides, new_host, overlap
 from ..lifetime.allocation import Allocation, StreamUse
 from ..ordering.event import orders
 from ..ordering.stream import Stream
-from .engine import CopyEngine, by_host, in_order_of_view
+from .engine import CopyEngine, by_host
 from .plan import MANY_CALLS, NEVER_WAITS, CopyPlan, Route
 from .rows import Rows, rows
 from .staging import Ring, upload
@@ -98,7 +98,9 @@ def copy_from_peer(
         source.fetch(source.view, host)
         engine.upload(dst, host, stream, blocking)
         return
-    began = begin()
+    began, view = begin(), source.view
+    dst, ordered_view = both_along_memory(dst, view)
+    source = source._replace(view=ordered_view)
     stream.check_waitable()
     with CurrentDevice(source.engine.handle):
         source.stream.check_waitable()
@@ -121,7 +123,7 @@ def copy_from_peer(
         by_host(engine, dst, stream, source.view, source.fetch)
         if blocking:
             engine.handle.driver.stream_synchronize(stream.handle)
-    engine.statistics.count(plan.path, dst.nbytes, began, None, plan.why, source.view, stream, plan.rows)
+    engine.statistics.count(plan.path, dst.nbytes, began, None, plan.why, view, stream, plan.rows)
 
 
 def _plan(engine: CopyEngine, dst: ArrayView[Any], source: PeerSource, waits: bool) -> CopyPlan:
@@ -140,11 +142,10 @@ def _plan(engine: CopyEngine, dst: ArrayView[Any], source: PeerSource, waits: bo
     why = SYSTEM if system else APART if not reaches else ROW_BY_ROW if allowed else DISABLED
     if dst.nbytes < min(engine.staging_threshold, engine.slot_bytes) or dst.itemsize > engine.slot_bytes:
         return CopyPlan(Route.PACKED, "peer by the host", f"{why}, {SMALL}", plan)
-    there, here = along_memory(dst), in_order_of_view(dst, src)
-    packed = contiguous_strides(there.shape, dst.itemsize)
+    packed = contiguous_strides(dst.shape, dst.itemsize)
     few = (
-        calls(engine.handle, rows(there.shape, dst.itemsize, there.strides, packed)) <= MANY_CALLS
-        and calls(source.engine.handle, rows(there.shape, dst.itemsize, packed, here.strides)) <= MANY_CALLS
+        calls(engine.handle, rows(dst.shape, dst.itemsize, dst.strides, packed)) <= MANY_CALLS
+        and calls(source.engine.handle, rows(dst.shape, dst.itemsize, packed, src.strides)) <= MANY_CALLS
     )
     if few:
         return CopyPlan(Route.STAGED, "peer staged", why, plan)
@@ -213,17 +214,16 @@ def _copy_staged(
 
     A slot is page-locked for its own vendor's devices. Another vendor's driver takes it for pageable memory.
     """
-    there, here = along_memory(dst), in_order_of_view(dst, src)
-    shape: Shape = there.shape
-    dtype, strides, origin_strides = dst.dtype, there.strides, here.strides
-    if there.is_c_contiguous() and here.is_c_contiguous():
+    shape: Shape = dst.shape
+    dtype, strides, origin_strides = dst.dtype, dst.strides, src.strides
+    if dst.is_c_contiguous() and src.is_c_contiguous():
         shape, dtype, strides, origin_strides = (dst.nbytes,), np.dtype(np.uint8), (1,), (1,)
 
     def fill(block: Block, room: npt.NDArray[Any]) -> None:
-        ptr = here._ptr + block_offset(origin_strides, block)
+        ptr = src._ptr + block_offset(origin_strides, block)
         fetch(ArrayView(ptr, room.shape, dtype, origin_strides), room)
 
-    upload(ring, engine.submitter, ArrayView(there._ptr, shape, dtype, strides), fill, stream)
+    upload(ring, engine.submitter, ArrayView(dst._ptr, shape, dtype, strides), fill, stream)
 
 
 def _copy_directly(

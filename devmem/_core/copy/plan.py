@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from ...spi.types import CopyKind
 from ..base.array_view import Strided
-from ..base.layout import span
+from ..base.layout import memory_order, reordered, span
 from ..ordering.stream import Stream
 from .host_memory import HostMemory
 from .rows import Rows, rows, unpacking_rows
@@ -131,6 +131,8 @@ def plan_copy(
 ) -> CopyPlan:
     """Plan a copy between two sides of one shape and dtype that have no byte in common.
 
+    Between host and device their axes are in the order of `along_memory`.
+
     Parameters
     ----------
     kind : CopyKind
@@ -147,9 +149,7 @@ def plan_copy(
     if kind is D2D:
         return _on_device(dst, src, facts, waits)
     device, host = (dst, src) if kind is H2D else (src, dst)
-    flags = host.flags
-    one_run: bool = flags.c_contiguous and device.is_c_contiguous()
-    one_run = one_run or (flags.f_contiguous and device.is_f_contiguous())
+    one_run: bool = host.flags.c_contiguous and device._strides is None
     if not waits and facts.can_grow and not stream.is_capturing():
         return _without_waiting(kind, device, host, facts, one_run, scratch)
     if one_run and host.nbytes < facts.staging_threshold and host_copy:
@@ -157,7 +157,7 @@ def plan_copy(
     if kind is H2D and host_copy and scratch and (plan := _scattered(device, facts)):
         return plan
     why = BELOW if host_copy else UNCOPIED
-    if device.nbytes >= facts.staging_threshold and host_copy:
+    if host.nbytes >= facts.staging_threshold and host_copy:
         staged, why = _staging(host, facts, stream)
         if staged:
             plan = _staged(kind, device, facts, one_run, why)
@@ -180,12 +180,8 @@ def against_rows(rows: Rows, facts: CopyFacts, host: npt.NDArray[Any] | None = N
     return CUT if host is not None and facts.is_cut(host) else ""
 
 
-def _is_run(rows: Rows) -> bool:
-    return rows.calls == rows.height == 1
-
-
 def _by_rows(kind: CopyKind, plan: Rows, why: str) -> CopyPlan:
-    if plan.height == 1 and (kind is not D2D or _is_run(plan)):
+    if plan.height == 1 and (kind is not D2D or plan.is_run):
         return CopyPlan(Route.DIRECT, f"{kind.value} direct", why, plan)
     return CopyPlan(Route.ROWS, f"{kind.value} 2d", ROWS, plan)
 
@@ -228,7 +224,7 @@ def _without_waiting(
             return CopyPlan(Route.DIRECT, f"{kind.value} direct", REACHED)
         sides = (device.strides, host.strides) if kind is H2D else (host.strides, device.strides)
         plan = rows(device.shape, device.itemsize, *sides)
-        if _is_run(plan) or not against_rows(plan, facts, host):
+        if plan.is_run or not against_rows(plan, facts, host):
             return _by_rows(kind, plan, REACHED)
     if kind is H2D and scratch and (scattered := _scattered(device, facts)):
         return scattered
@@ -252,23 +248,24 @@ def _scattered(dst: Strided, facts: CopyFacts) -> CopyPlan | None:
 
 
 def _upload(dst: Strided, src: npt.NDArray[Any], facts: CopyFacts, why: str) -> CopyPlan:
-    plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
-    reason = "" if _is_run(plan) else against_rows(plan, facts, src)
+    plan = rows(src.shape, src.itemsize, dst.strides, src.strides)
+    reason = "" if plan.is_run else against_rows(plan, facts, src)
     return CopyPlan(Route.PACKED, "h2d packed", reason, plan) if reason else _by_rows(H2D, plan, why)
 
 
 def _download(dst: npt.NDArray[Any], src: Strided, facts: CopyFacts, why: str, scratch: bool) -> CopyPlan:
-    packed = unpacking_rows(src.shape, src.strides, src.itemsize)
-    low, high = span(src.shape, src.strides, src.itemsize)
-    dense = high - low <= DENSE_SPAN * src.nbytes
+    shape, strides, itemsize = dst.shape, src.strides, dst.itemsize
+    packed = unpacking_rows(shape, strides, itemsize)
+    low, high = span(shape, strides, itemsize)
+    dense = high - low <= DENSE_SPAN * dst.nbytes
     calls = facts.calls(packed, D2H)
     if facts.pitch_multiple > 1 and scratch and not dense and calls > MANY_CALLS >= facts.calls(packed, D2D):
         return CopyPlan(Route.SCRATCH, "d2h scratch", SCRATCH, packed)
-    plan = rows(src.shape, src.itemsize, dst.strides, src.strides)
-    reason = "" if _is_run(plan) else against_rows(plan, facts, dst)
+    plan = rows(shape, itemsize, dst.strides, strides)
+    reason = "" if plan.is_run else against_rows(plan, facts, dst)
     if not reason:
         return _by_rows(D2H, plan, why)
-    if _is_run(packed) or not against_rows(packed, facts):
+    if packed.is_run or not against_rows(packed, facts):
         return CopyPlan(Route.PACKED, "d2h packed", reason, packed)
     if dense:
         return CopyPlan(Route.SPAN, "d2h span", reason, packed)
@@ -282,7 +279,8 @@ def _on_device(dst: Strided, src: Strided, facts: CopyFacts, waits: bool) -> Cop
     calls = facts.calls(plan, D2D)
     # Where the destination alone takes so many, the detour would not take fewer.
     if calls > MANY_CALLS and waits:
-        alone = unpacking_rows(dst.shape, dst.strides, dst.itemsize)
+        _, shape, strides = reordered(dst.shape, dst.strides, *memory_order(dst.shape, dst.strides))
+        alone = unpacking_rows(shape, strides, dst.itemsize)
         if calls > FEWER * facts.calls(alone, D2D):
             return CopyPlan(Route.STAGED, "d2d staged", MANY, plan)
     return _by_rows(D2D, plan, ONE_RUN)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import NamedTuple
 
 from ...spi.types import Box
-from ..base.layout import Shape, contiguous_strides, in_memory_order, memory_order
+from ..base.layout import Shape, contiguous_strides
+
+_by_destination = itemgetter(1)
 
 
 class Slices(NamedTuple):
@@ -36,7 +38,15 @@ class Rows:
     @property
     def calls(self) -> int:
         """Driver calls that it takes where the driver copies in two dimensions."""
-        return math.prod(count for count, _, _ in self.outer)
+        found = 1
+        for count, _, _ in self.outer:
+            found *= count
+        return found
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it is one run of bytes on both sides."""
+        return self.height == 1 and not self.outer
 
     def slices(self) -> Slices | None:
         """The same with one outer axis done in the same call: one that lies whole pitches apart, on both sides."""
@@ -83,12 +93,15 @@ def rows(shape: Shape, itemsize: int, dst_strides: Shape, src_strides: Shape) ->
             src_offset += (count - 1) * src
             dst, src = -dst, -src
         axes.append((count, dst, src))
-    axes.sort(key=lambda axis: axis[1])
+    axes.sort(key=_by_destination)
     width = itemsize
     while axes and axes[0][1] == width == axes[0][2]:
         width *= axes.pop(0)[0]
     axes = _merged(axes)
-    best = max((axis for axis in axes if min(axis[1], axis[2]) >= width), default=None)
+    best = None
+    for axis in axes:
+        if axis[1] >= width and axis[2] >= width and (best is None or axis > best):
+            best = axis
     if best is None:
         return Rows(width, 1, width, width, axes[::-1], dst_offset, src_offset)
     axes.remove(best)
@@ -109,6 +122,5 @@ def _merged(axes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 def unpacking_rows(shape: Shape, strides: Shape, itemsize: int) -> Rows:
-    """The rows of a copy from one run of bytes to elements with these strides; the run has them in their order in memory."""
-    lengths, steps = in_memory_order(shape, strides, *memory_order(shape, strides))
-    return rows(lengths, itemsize, steps, contiguous_strides(lengths, itemsize))
+    """The rows of a copy from one run of bytes to elements with these strides, which lie in memory in the order of the axes."""
+    return rows(shape, itemsize, strides, contiguous_strides(shape, itemsize))

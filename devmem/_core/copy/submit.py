@@ -1,20 +1,28 @@
 """What a driver is asked to do for a copy, in as few calls as the device can do it in.
 
-`Submitter.copy_run` is the one place where a run of bytes is copied: every other copy is made of it, or of the driver's copies in
+`Submitter.copy` is the one place where a run of bytes is copied: every other copy is made of it, or of the driver's copies in
 two and three dimensions. A ``host`` array that is given to it, or to `Submitter.copy_rows`, is kept alive as long as the device
 may touch it, also where an interrupt comes as the driver returns.
+
+A copy from or to host memory must not meet pages that are being locked or unlocked: CUDA refuses a copy that lies half in
+page-locked memory. Where nothing is locked, which is nearly always, no lock is taken; if the driver refuses because memory beside
+it was locked meanwhile, the copy is made again with the table held steady, and cut there.
 """
 
 # Decision: docs/adr/0002-page-locks-are-counted-per-backend.md
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
-from ...spi.errors import DevmemError
+import numpy.typing as npt
+
+from ...spi.errors import BackendError, DevmemError
 from ...spi.types import Capability, CopyKind
+from ..base.address import extent
 from ..base.device_handle import DeviceHandle
 from ..lifetime.page_locks import PageLockTable
 from ..ordering.completions import CompletionTracker
@@ -22,19 +30,28 @@ from ..ordering.stream import Stream
 from .rows import Rows
 
 H2D, D2D = CopyKind.H2D, CopyKind.D2D  # an enum's attribute takes as long as a call
+_NOTHING_LOCKED: AbstractContextManager[None] = nullcontext()
 
 
 class Submitter:
     """Enqueue copies on one open device, which is entered. Each method says whether the host side may still be touched."""
 
-    __slots__ = ("completions", "handle", "page_locks")
+    __slots__ = ("completions", "handle", "page_locks", "waiting")
 
-    def __init__(self, handle: DeviceHandle, completions: CompletionTracker, page_locks: PageLockTable) -> None:
+    def __init__(
+        self,
+        handle: DeviceHandle,
+        completions: CompletionTracker,
+        page_locks: PageLockTable,
+        waiting: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
         self.handle = handle
         self.completions = completions
         self.page_locks = page_locks
+        #: What a wait is counted in.
+        self.waiting = waiting
 
-    def copy_run(
+    def copy(
         self,
         dst: int,
         src: int,
@@ -43,33 +60,51 @@ class Submitter:
         stream: Stream,
         *,
         blocking: bool = False,
-        host: object = None,
+        host: npt.NDArray[Any] | None = None,
+        rows: Rows | None = None,
     ) -> bool:
-        """Copy one run of bytes, cut where page-locked memory begins or ends: CUDA refuses a copy that lies half in it."""
-        copy = (stream.recorder or self.handle.driver).copy
-        handle = stream.handle
-        try:
-            if kind is D2D or not self.page_locks.segments:
-                running = copy(dst, src, nbytes, kind, handle, blocking=blocking)
-            else:
-                low, running = src if kind is H2D else dst, False
-                ends = [0, *(cut - low for cut in self.page_locks.cuts(low, low + nbytes)), nbytes]
-                for start, end in pairwise(ends):
-                    last = end == nbytes
-                    running |= copy(dst + start, src + start, end - start, kind, handle, blocking=blocking and last)
-            if host is not None and (running or not stream.simple) and stream.recorder is None:
-                self.completions.keep_host_side(running, stream, host)
-            return running
-        except BaseException as error:
-            if host is not None:
-                self.completions.keep_interrupted(error, stream, host)
-            raise
+        """Copy one run of bytes, cut where page-locked memory begins or ends, or ``rows`` of elements of the user's."""
+        locks, copy = self.page_locks, (stream.recorder or self.handle.driver).copy
+        before = locks.segments
+        while True:
+            if before and not blocking and self._shares_pages(host, stream):
+                blocking = True  # its owner may change it: it is pageable to that one, and page-locked to the driver
+            with _NOTHING_LOCKED if host is None or not before else locks.steady(*extent(host)):
+                try:
+                    if rows is not None:
+                        running = self.copy_rows(rows, dst, src, kind, stream, blocking, host)
+                    elif kind is D2D or not locks.segments:
+                        running = copy(dst, src, nbytes, kind, stream.handle, blocking=blocking)
+                    else:
+                        low, running = src if kind is H2D else dst, False
+                        ends = [0, *(cut - low for cut in locks.cuts(low, low + nbytes)), nbytes]
+                        for start, end in pairwise(ends):
+                            waits = blocking and end == nbytes
+                            running |= copy(dst + start, src + start, end - start, kind, stream.handle, blocking=waits)
+                    if host is not None and rows is None and (running or not stream.simple) and stream.recorder is None:
+                        self.completions.keep_host_side(running, stream, host)
+                except BaseException as error:
+                    changed = not before and locks.segments is not before
+                    if changed and host is not None and isinstance(error, BackendError):
+                        before = locks.segments  # pages beside it were locked meanwhile: once more, and cut there
+                        continue
+                    if host is not None and rows is None:
+                        self.completions.keep_interrupted(error, stream, host)
+                    raise
+                if locks.segments is not before and not blocking and self._shares_pages(host, stream):
+                    with self.waiting("the stream"):  # as above, of pages that were locked meanwhile
+                        self.handle.driver.stream_synchronize(stream.handle)
+                return running
+
+    def _shares_pages(self, host: npt.NDArray[Any] | None, stream: Stream) -> bool:
+        """Whether host memory that no registration names is on pages that are locked, and the driver may still use it."""
+        return host is not None and self.page_locks.shares(*extent(host)) and not stream.is_capturing()
 
     def copy_rows(
         self, rows: Rows, dst: int, src: int, kind: CopyKind, stream: Stream, blocking: bool, host: object = None
     ) -> bool:
         """Copy rows. Only the last call waits: those before it are on the same stream."""
-        steps = list(self._calls(rows, dst, src, kind, stream))
+        steps = self._calls(rows, dst, src, kind, stream)
         running = False
         try:
             for step in steps[:-1]:
@@ -87,23 +122,23 @@ class Submitter:
                 self.completions.keep_interrupted(error, stream, host)
             raise
 
-    def _calls(self, rows: Rows, dst: int, src: int, kind: CopyKind, stream: Stream) -> Iterator[Callable[..., bool]]:
+    def _calls(self, rows: Rows, dst: int, src: int, kind: CopyKind, stream: Stream) -> list[Callable[..., bool]]:
         driver = stream.recorder or self.handle.driver
         width, height, handle = rows.width, rows.height, stream.handle
-        pitched = is_pitched(self.handle, rows, kind)
-        if height > 1 and pitched:
+        steps: list[Callable[..., bool]] = []
+        if height > 1 and is_pitched(self.handle, rows, kind):
             for box in rows.boxes(dst, src, volume=self.handle.has(Capability.VOLUME_COPY)):
                 if box.depth > 1:
-                    yield partial(driver.copy_3d, *box, kind, handle)
+                    steps.append(partial(driver.copy_3d, *box, kind, handle))
                 else:
-                    yield partial(
-                        driver.copy_2d, box.dst, box.dst_pitch, box.src, box.src_pitch, width, height, kind, handle
-                    )
+                    pitches = box.dst, box.dst_pitch, box.src, box.src_pitch
+                    steps.append(partial(driver.copy_2d, *pitches, width, height, kind, handle))
         else:
             for to, origin in rows.offsets():
                 for row in range(height):
                     there, here = dst + to + row * rows.dst_pitch, src + origin + row * rows.src_pitch
-                    yield partial(self.copy_run, there, here, width, kind, stream)
+                    steps.append(partial(self.copy, there, here, width, kind, stream))
+        return steps
 
 
 def calls(handle: DeviceHandle, rows: Rows, kind: CopyKind = H2D) -> int:
@@ -119,7 +154,7 @@ def is_pitched(handle: DeviceHandle, rows: Rows, kind: CopyKind = H2D) -> bool:
     info = handle.info
     multiple = 1 if kind is D2D else info.strided_pitch_multiple
     return (
-        handle.has(Capability.STRIDED_COPY)
+        Capability.STRIDED_COPY in handle.capabilities
         and not (rows.dst_pitch % multiple or rows.src_pitch % multiple)
         and max(rows.dst_pitch, rows.src_pitch) <= info.max_pitch
     )

@@ -161,20 +161,35 @@ class DeviceMemory:
 
     # -- allocating ----------------------------------------------------------------------------------------------------
 
-    def allocate(self, nbytes: int, stream: Stream, unnamed: bool = False) -> Allocation:
-        """Device memory, usable on the stream from now on; the device is entered, and the size is not zero.
+    def allocate(self, nbytes: int, stream: Stream, unnamed: bool = False, heap: Heap | None = None) -> Allocation:
+        """Memory of a heap, usable on the stream from now on; the device is entered, and the size is not zero.
 
-        ``unnamed``: the user named no stream, so the memory is there for every stream.
+        ``unnamed``: the user named no stream, so the memory is there for every stream. ``heap``: of the device memory in force,
+        if none is given.
 
         Raises
         ------
         OutOfMemory
             It does not fit, after everything that could be given back was given back.
         """
-        heap = self.heap_in_force()
-        if stream.recorder is not None:
-            heap = stream.recorder.heap
-        return self._allocate(heap, nbytes, stream, unnamed)
+        if heap is None:
+            heap = self.heap_in_force() if self.handle.scopes else self.heap
+            if stream.recorder is not None:
+                heap = stream.recorder.heap
+        queue = self.queue
+        if queue.dropped or queue.completions.busy:
+            queue.safe_point()
+        made: Allocation = object.__new__(Allocation)  # as its constructor does, which is one more call for every array
+        made.queue, made.device_handle, made.heap, made.home = queue, queue.handle, heap, stream
+        made.ptr, made.nbytes, made.unnamed = 0, nbytes, unnamed
+        made.streams, made.freed = None, False
+        try:
+            made.ptr = heap.allocate(nbytes, stream.handle)
+        except MemoryError as error:
+            made.ptr = self._recover(heap, nbytes, stream, error)
+        heap.live[made.ptr] = nbytes
+        made.__class__ = self.owned
+        return made
 
     def allocate_host(
         self, nbytes: int, kind: MemoryKind, flags: AllocFlags, stream: Stream, pooled: bool = False
@@ -191,7 +206,7 @@ class DeviceMemory:
             heap = None
         if heap is None:
             heap = self.bind(self.resource("pinned_pool", kind), kind) if pooled else self._plain_heap(kind, flags)
-        return self._allocate(heap, nbytes, stream, False)
+        return self.allocate(nbytes, stream, heap=heap)
 
     def nothing(self, stream: Stream) -> Allocation:
         """The allocation of an array without elements: no memory, address 0."""
@@ -202,19 +217,6 @@ class DeviceMemory:
     ) -> ForeignAllocation:
         """Memory of another library, which ``owner`` keeps alive."""
         return ForeignAllocation(self.queue, self.heap, ptr, nbytes, owner, ready, read_only)
-
-    def _allocate(self, heap: Heap, nbytes: int, stream: Stream, unnamed: bool) -> Allocation:
-        queue = self.queue
-        if queue.dropped or queue.completions.busy:
-            queue.safe_point()
-        made = Allocation(queue, heap, 0, nbytes, stream, unnamed)
-        try:
-            made.ptr = heap.allocate(nbytes, stream.handle)
-        except MemoryError as error:
-            made.ptr = self._recover(heap, nbytes, stream, error)
-        heap.live[made.ptr] = nbytes
-        made.__class__ = self.owned
-        return made
 
     def recover(self, nbytes: int, stream: Stream, first: MemoryError) -> int:
         """Answer the compiled core's failing allocation: the address, after one more attempt, or the error."""

@@ -22,7 +22,7 @@ from .event import ClosedEvent, Event
 from .foreign_stream import foreign_handle
 from .leases import OwnedHandle
 from .spare import LentHandle, SpareHandles
-from .stream import ClosedStream, Stream, chosen_stream
+from .stream import ClosedStream, Stream, chosen_stream, place
 
 #: Numbers below it are no addresses: programs map nothing on the first page.
 NO_ADDRESS = 4096
@@ -106,7 +106,7 @@ class StreamTable:
             It is nothing that could be a stream.
         """
         if stream is None or (type(stream) is int and stream == 0):
-            current = chosen_stream(self)
+            current = chosen_stream(self) if place.blocks.get() else None
             if current is not None:
                 return self._of_this_thread(current) if current.is_default and not current.plain else current
             return self.shared_default or self.per_thread

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 
 import numpy as np
 import pytest
 
 from devmem._core.base.address import address, extent
+from devmem._core.base.array_view import ArrayView, along_memory, both_along_memory
 from devmem._core.base.layout import (
     check_size,
     contiguous_strides,
@@ -169,6 +171,50 @@ def test_check_size_refuses(shape, itemsize):
 def test_memory_order():
     assert memory_order((2, 3, 4), (8, 64, -16)) == ([1, 2, 0], [2])
     assert memory_order((1, 3), (-8, 8)) == ([0, 1], [])
+
+
+ARRAY = np.arange(120.0).reshape(4, 5, 6)
+LAYOUTS = {
+    "contiguous": ARRAY,
+    "Fortran's": np.asfortranarray(ARRAY),
+    "axes in another order": ARRAY.transpose(1, 0, 2),
+    "gaps": ARRAY[::2, :, ::3],
+    "backwards": ARRAY[::-1, :, ::-2],
+    "backwards in another order": ARRAY.transpose(2, 0, 1)[::-1, ::2],
+    "an axis of length one": ARRAY[:, 1:2, ::-1],
+    "no axes": np.array(1.0),
+}
+
+
+def like(array):
+    return ArrayView(address(array), array.shape, array.dtype, array.strides)
+
+
+def addresses(view):
+    """The address of each element of a view."""
+    return [view._ptr + sum(map(operator.mul, index, view.strides)) for index in np.ndindex(view.shape)]
+
+
+@pytest.mark.parametrize("device", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_in_the_order_of_the_device_the_same_elements_meet(device, order):
+    view, host = like(device), np.arange(device.size).reshape(device.shape, order=order)
+    ordered, beside = along_memory(view, host)
+    met = zip(addresses(view), host.ravel(), strict=True)
+    assert set(zip(addresses(ordered), beside.ravel(), strict=True)) == set(met)
+    steps = [stride for stride, count in zip(ordered.strides, ordered.shape, strict=True) if count > 1]
+    assert steps == sorted(map(abs, steps), reverse=True)
+    assert (ordered._strides is None) == (device.flags.c_contiguous or device.flags.f_contiguous)
+
+
+@pytest.mark.parametrize("device", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_so_do_those_of_two_device_views(device, order):
+    first, second = like(device), like(np.zeros(device.shape, order=order))
+    met = zip(addresses(first), addresses(second), strict=True)
+    ordered, beside = both_along_memory(first, second)
+    assert set(zip(addresses(ordered), addresses(beside), strict=True)) == set(met)
+    assert ordered._ptr == min(addresses(first))
 
 
 # -- how a strided copy is broken into rows ----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem._core.base.array_view import ArrayView
+from devmem._core.base.array_view import ArrayView, along_memory
 from devmem._core.copy import plan
 from devmem._core.copy.host_memory import HostMemory, host_memory_of
 from devmem._core.copy.plan import MANY_CALLS, WIDE_ROW, CopyPlan, Route, plan_copy
@@ -64,7 +64,11 @@ class Facts:
 def planned(kind: CopyKind, device: Any, other: Any, facts: Facts | None = None, **more: bool) -> CopyPlan:
     """The plan, with the device's side given by an ndarray of the same layout; ``other`` is the host's, or the source."""
     view = like(device)
-    dst, src = (other, view) if kind is D2H else (view, like(other) if kind is D2D else other)
+    if kind is D2D:
+        other = like(other)
+    else:
+        view, other = along_memory(view, other)
+    dst, src = (other, view) if kind is D2H else (view, other)
     facts = facts or Facts()
     found = plan_copy(kind, dst, src, facts, facts, **more)  # type: ignore[arg-type]
     assert " " in found.why, "each plan says why in words"

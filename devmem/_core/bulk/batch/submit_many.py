@@ -36,7 +36,7 @@ def copy_many(
         return opened.handle.driver.copy_batch(dsts, srcs, sizes, kind, on)
 
     def each() -> bool:
-        copy, running = opened.copies.submitter.copy_run, False
+        copy, running = opened.copies.submitter.copy, False
         for dst, src, nbytes in zip(dsts, srcs, sizes, strict=True):
             running |= copy(dst, src, nbytes, kind, stream)
         return running

@@ -40,7 +40,7 @@ def behind_the_copy(verb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             raise Interrupt
         return line
 
-    for name in ("copy_run", "copy_rows"):
+    for name in ("copy", "copy_rows"):
         monkeypatch.setattr(Submitter, name, noting(getattr(Submitter, name), copied))
     before = sys.gettrace()
     sys.settrace(line)
