@@ -46,7 +46,8 @@ def test_what_the_function_raises_is_raised():
 
 
 @pytest.mark.own_thread
-def test_no_interrupt_loses_a_thread_that_copies():
+def test_behind_an_interrupt_threads_copy_and_end():
+    """One of them at most is not started; those that were end with the workers."""
     before, number, left = set(named("devmem-staging")), 0, 0
     src = np.arange(3 * workers.PART, dtype=np.uint8)
     while not left:
@@ -57,7 +58,7 @@ def test_no_interrupt_loses_a_thread_that_copies():
         left, dst = max(at.left, 0), np.empty_like(src)
         copiers.copy(dst, src)
         assert np.array_equal(dst, src)
-        wait_for(lambda: len(set(named("devmem-staging")) - before) == 2)
+        wait_for(lambda: len(set(named("devmem-staging")) - before) >= 1)
         copiers.close()
         wait_for(lambda: not set(named("devmem-staging")) - before)
     assert number > 10
