@@ -160,7 +160,13 @@ def test_a_stream_that_is_being_destroyed_is_found_by_no_lease_that_begins(devic
     with dm.use_memory("pool"):
         kept = dm.zeros(3)
         dm.device_array(3, stream=stream).free()  # the stack keeps a block by the stream: it has to be told
-    monkeypatch.setattr(streams, "on_destroy", lambda handle: found.append(handle in streams.idle()))
+    tell = streams.on_destroy
+
+    def look(handle):
+        found.append(handle in streams.idle())
+        tell(handle)
+
+    monkeypatch.setattr(streams, "on_destroy", look)
     stream.close()
     assert found == [False]
     kept.free()
