@@ -109,7 +109,13 @@ def run(suite: Any, test: str, arguments: dict[str, Any]) -> None:
         raise RuntimeError(f"{test} was skipped") from skipped
 
 
-CASES = [pytest.param(*case, id=f"{case[0].__name__}-{case[1]}") for case in BROKEN]
+#: Of each room the gate takes the first few, and the wide run all: many of them wait for what must not come.
+IN_THE_GATE = 3
+CASES = [
+    pytest.param(*case, id=f"{case[0].__name__}-{case[1]}", marks=[] if at < IN_THE_GATE else pytest.mark.exhaustive)
+    for room in wrong_drivers.ROOMS
+    for at, case in enumerate(room.BROKEN)
+]
 
 
 @pytest.mark.parametrize(("broken", "test", "arguments"), CASES)
