@@ -257,7 +257,7 @@ assert dm.memory_info().live >= before + 8000 and torch.equal(there.cpu(), torch
 try:
     torch.empty(1 << 21, device="cuda")
 except torch.OutOfMemoryError as error:
-    assert "at most 1048576 bytes" in str(error)
+    assert "the limit is 1.0 MiB (1,048,576 bytes)" in str(error)
 else:
     raise AssertionError("the limit was not kept")
 """

@@ -24,7 +24,8 @@ import devmem as dm
 from devmem.testing import hold
 dm.select_device("cuda")
 def books():
-    return dm.memory_info()[2:4]
+    info = dm.memory_info()
+    return info.live + info.host.live, info.pending + info.host.pending
 def gone():
     gc.collect()
     dm.trim()
