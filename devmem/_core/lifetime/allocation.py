@@ -389,6 +389,9 @@ class ForeignAllocation(Allocation):
         self.ready = ready
         self.read_only = read_only
 
+    def lend(self) -> None:
+        """Nothing: whoever has the owner may use the memory beyond the close of the device, and no heap has it to give back."""
+
     def before_use(self, stream: Stream) -> None:
         """A stream that the memory was not made ready for is made to wait until it is, once."""
         if stream.recorder is not None:

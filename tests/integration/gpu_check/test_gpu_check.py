@@ -148,7 +148,6 @@ def test_a_run_over_the_emulated_driver_writes_everything_down(environment, tmp_
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.exhaustive
 def test_an_amd_gpu_is_checked_by_the_same_command(environment, tmp_path):
     try:
         emulator.library("roc")
@@ -208,7 +207,6 @@ def made(step, tmp_path, seconds):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.exhaustive
 def test_what_kills_the_process_is_named_and_the_tests_after_it_still_run(step, suites, tmp_path, monkeypatch):
     monkeypatch.setattr(suites, "LAST_PATIENCE", 20)  # in which pytest starts on any machine
     run, step = made(step, tmp_path, 200)
@@ -230,7 +228,6 @@ def test_tests_find_their_helpers(step, suites, tmp_path):
     assert step.counts == {"passed": 1}, step.failures
 
 
-@pytest.mark.exhaustive
 def test_a_command_whose_time_is_up_is_ended_with_all_that_it_started(step, tmp_path):
     run, step = made(step, tmp_path, 60)
     script = "echo before; sleep 1000 & echo $!; wait"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -152,3 +153,29 @@ def test_what_was_let_go_of_before_keeps_nothing(left):
     dm.reset()
     assert not left()
     del capsule
+
+
+@pytest.mark.parametrize("kind", ["mapped", "managed"])
+def test_memory_that_the_host_sees_keeps_nothing_when_it_has_gone(left, need_kind, kind):
+    """A device's view of it is no block of the heap that it was made for, which would never be told of its end."""
+    need_kind(kind)
+    array = getattr(dm, f"{kind}_array")(10)
+    part = array[3:]
+    capsule = part.__dlpack__(max_version=(1, 0))
+    with suppress(AttributeError):  # not every device's arrays have one
+        part.__cuda_array_interface__  # noqa: B018
+    del array, part, capsule
+    settle()
+    dm.reset()
+    assert not left()
+
+
+def test_memory_of_another_library_that_was_handed_on_keeps_nothing(left):
+    theirs = dm.from_dlpack(Consumer(dm.to_device(DATA)))
+    capsule = theirs[10:].__dlpack__()
+    with suppress(AttributeError):
+        theirs.__cuda_array_interface__  # noqa: B018
+    del theirs, capsule
+    settle()
+    dm.reset()
+    assert not left()
