@@ -23,6 +23,7 @@ from ...spi.errors import DevmemError, DevmemWarning, OutOfMemory
 from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM, AllocFlags, Capability, HostMemoryInfo, MemoryInfo, MemoryKind
 from ...toolkit.deferred_errors import FirstError
+from ...toolkit.locks import Rank
 from ..base.device_handle import CurrentDevice, DeviceHandle, without_own_frames
 from ..base.interrupts import CannotWait
 from ..base.outer_lock import OuterLock
@@ -63,7 +64,7 @@ class DeviceMemory:
         #: What the stacks know of streams, for the compiled core: a stream that is in none of these tables may end untold.
         self.stream_tables: tuple[dict[int, Any], ...] | None = ()
         self.trim_others: list[tuple[str, Callable[[], object]]] = []
-        self._lock = OuterLock("a memory stack, while another thread sets one up,")
+        self._lock = OuterLock("memory stacks", Rank.MEMORY, "a memory stack, while another thread sets one up,")
         self._named: dict[tuple[MemoryKind, str], MemoryResource] = {}
         #: Resources without a heap: a block may have been on its way back to one as the heap was forgotten.
         self._forgotten: list[weakref.ref[Any]] = []
@@ -83,7 +84,7 @@ class DeviceMemory:
         """Make a heap of a resource, once for each resource and kind of memory that it serves."""
         if self.heaps and self._heap_of(resource, kind) is None:
             self.forget_idle_heaps()
-        with self._lock:
+        with self._lock.asked():
             heap = self._heap_of(resource, kind)
             if heap is None:
                 heap = Heap(self.handle, prepare(resource, self.handle, self.usage), kind)
@@ -110,7 +111,7 @@ class DeviceMemory:
                 # Resources, which may be the program's own code, are asked without the lock.
                 idle = [heap for heap in self._unused() if not heap.cached_bytes]
                 if idle:
-                    with self._lock:
+                    with self._lock.asked():
                         self._forget([heap for heap in self._unused() if heap in idle])
 
     def _forget(self, idle: list[Heap]) -> None:
@@ -126,7 +127,7 @@ class DeviceMemory:
 
     def install(self, heap: Heap) -> None:
         """Make a heap the one that the whole device allocates its kind of memory from."""
-        with self._lock:
+        with self._lock.asked():
             self._remember(heap)
             before = self.installed(heap.kind)
             # The first is what the device had to begin with; those between it and the last few cannot be uncovered any more.
@@ -135,7 +136,7 @@ class DeviceMemory:
 
     def uninstall(self, heap: Heap) -> None:
         """Take back one `install`, in any order; nothing, if later ones have pushed it out."""
-        with self._lock:
+        with self._lock.asked():
             self._remember(heap)
             installed = self.installed(heap.kind)
             first = 1 if heap.kind is MemoryKind.DEVICE else 0
@@ -355,7 +356,7 @@ class DeviceMemory:
         """The stacks that are installed for a kind; the one that the settings name is the first, looked up at first use."""
         found = self._installed.get(kind)
         if found is None:
-            with self._lock:
+            with self._lock.asked():
                 resource = default_host_resource(self.handle, self._named, kind)
                 found = self._installed.setdefault(kind, [] if resource is None else [self.bind(resource, kind)])
         return found

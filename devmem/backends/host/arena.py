@@ -21,7 +21,6 @@ import mmap
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -32,6 +31,7 @@ from devmem.spi.sizes import exact_size
 from devmem.toolkit.host_functions import this_thread
 from devmem.toolkit.one_step import consume, in_one_step, prepared
 
+from ...toolkit.locks import Rank, lock
 from .error_codes import host_error
 
 CHUNK = 1 << 20
@@ -66,7 +66,7 @@ class Arena:
         self._touched = bytearray(len(self._chunks))
         self._kept = 0  # bytes of free chunks with pages
         self._empty: list[_Slab] = []  # which streams' threads have emptied
-        self._lock = threading.RLock()
+        self._lock = lock("arena", Rank.LEAF)
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of a new block of ``nbytes``, a multiple of 256; raise `OutOfMemory`."""
