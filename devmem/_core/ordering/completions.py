@@ -178,9 +178,9 @@ class CompletionQueue(Generic[K, T]):
             except UnsupportedError:  # it was recorded into a captured graph
                 into = leaked
             with self.lock:
-                if queue and queue[0] is first:  # else another thread has taken it
-                    into.append(payload)
+                if queue and queue[0] is first:  # else another call has taken it; none comes before the next line
                     queue.popleft()
+                    into.append(payload)
         return True
 
     def forget(self) -> None:

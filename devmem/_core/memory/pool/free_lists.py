@@ -143,7 +143,7 @@ class FreeLists:
     @property
     def cached(self) -> int:
         """Bytes that are free."""
-        pending = sum(each.nbytes for each in self.pending)
+        pending = sum(each.nbytes for each in list(self.pending))
         return self.idle.nbytes + pending + sum(cache.nbytes for cache in self.caches())
 
     def caches(self) -> list[StreamCache]:
