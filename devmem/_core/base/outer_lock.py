@@ -8,9 +8,8 @@ this lock: one that another thread has is refused to it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from operator import attrgetter
 
+from ...toolkit.locks import Rank, is_elsewhere, lock
 from .interrupts import check_may_wait
 
 #: Methods of a program's memory resource that stands over one of devmem's: they are called without a lock.
@@ -18,27 +17,23 @@ VERBS = frozenset({"allocate", "deallocate", "trim", "forget_stream"})
 
 
 class OuterLock:
-    """``with lock:`` holds it; its thread may take it again.
-
-    Raises
-    ------
-    CannotWait
-        Another thread has it, and this is a signal's handler or a finalizer that came into another call of devmem's; ``what``
-        begins the message.
-    """
+    """``with lock.asked():`` holds it; its thread may take it again."""
 
     __slots__ = ("_lock", "what")
 
-    #: Called in C: an interrupt comes before the lock is given back, or behind it, and not in between.
-    __exit__: Callable[..., None] = property(attrgetter("_lock.__exit__"))  # type: ignore[assignment]
-
-    def __init__(self, what: str) -> None:
+    def __init__(self, name: str, rank: Rank, what: str) -> None:
         self.what = what
-        self._lock = threading.RLock()
+        self._lock = lock(name, rank)
 
-    def __enter__(self) -> None:
-        # No handler comes behind the lines that take it: nothing is called there.
-        [taken] = map(self._lock.acquire, (False,))
-        if not taken:
+    def asked(self) -> threading.RLock:
+        """Return the lock itself, which this thread may wait for.
+
+        Raises
+        ------
+        CannotWait
+            Another thread has it, and this is a signal's handler or a finalizer that came into another call of devmem's; ``what``
+            begins the message.
+        """
+        if is_elsewhere(self._lock):
             check_may_wait(self.what, VERBS)
-            [taken] = map(self._lock.acquire, (True,))
+        return self._lock

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...spi.sizes import size_text, time_text
 from ...spi.types import CopyKind
+from ...toolkit.locks import Rank, lock
 from ..base.device_handle import DeviceHandle
 from ..base.scopes import FREE_THREADED
 from ..base.shown import html_table, text_table
@@ -220,7 +221,7 @@ class LockedStatistics(CopyStatistics):
 
     def __init__(self, handle: DeviceHandle, trace: TraceFile | None) -> None:
         super().__init__(handle, trace)
-        self.lock = threading.RLock()
+        self.lock = lock("counts of copies, without a GIL", Rank.LEAF)
 
     def count(self, *copy: Any, **more: Any) -> float:
         """Count a copy."""

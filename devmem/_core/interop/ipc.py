@@ -15,6 +15,7 @@ import numpy as np
 
 from ...spi.errors import BackendError, LayoutError, UnsupportedError
 from ...spi.types import Capability
+from ...toolkit.locks import Rank
 from ..base.arguments import layout_of
 from ..base.array_view import ArrayView
 from ..base.device_handle import CurrentDevice
@@ -129,7 +130,11 @@ class OpenedPool(Opened):
     """Memory of other processes' pools. A block that is opened again is not imported again: the vendors do not count imports."""
 
     def __init__(self) -> None:
-        self._lock = OuterLock("memory of another process's pool, while another thread opens or closes some,")
+        self._lock = OuterLock(
+            "opened pool memory",
+            Rank.DRIVER,
+            "memory of another process's pool, while another thread opens or closes some,",
+        )
         self._blocks: dict[tuple[str, bytes], int] = {}
         #: How often each is open.
         self._times: defaultdict[int, int] = defaultdict(int)
@@ -144,7 +149,7 @@ class OpenedPool(Opened):
         CannotWait
             This is a handler, and its own thread is just importing or closing the block.
         """
-        with self._lock:
+        with self._lock.asked():
             if key in self._changing:
                 raise CannotWait("this memory is just being opened or closed by a call that this one has interrupted")
             try:
@@ -159,7 +164,7 @@ class OpenedPool(Opened):
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Let go of the memory, with the last of those that have it open; every stream has passed it."""
-        with self._lock:
+        with self._lock.asked():
             keys = {key for key, other in list(self._blocks.items()) if other == ptr}
             try:
                 self._changing |= keys

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import warnings
 from contextlib import suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 from ...spi.driver import Driver
 from ...spi.errors import ConfigError, DevmemWarning
 from ...spi.memory import MemoryResource
+from ...toolkit.locks import Rank, lock
 from .adaptor import Adaptor
 from .allocation_log import Record
 from .statistics import Site, calling_frames
@@ -52,7 +52,7 @@ class Log(Adaptor):
         self.path = os.fspath(path)
         self._frames = frames
         self._file: int | None = None
-        self._lock = threading.RLock()
+        self._lock = lock("log", Rank.LEAF)
         self._began = 0.0
 
     def bind(self, driver: Driver) -> None:

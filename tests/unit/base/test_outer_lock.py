@@ -15,15 +15,17 @@ from devmem._core.base.interrupts import CannotWait
 from devmem._core.base.outer_lock import OuterLock
 from devmem._core.memory.pool import engine
 from devmem.compat import numba_cuda
+from devmem.toolkit import locks
+from devmem.toolkit.locks import Rank
 
 
 @pytest.fixture
 def taken():
     """A lock that another thread has, and what ends that."""
-    lock, there, go_on = OuterLock("a test"), threading.Event(), threading.Event()
+    lock, there, go_on = OuterLock("test", Rank.COMPILE, "a test"), threading.Event(), threading.Event()
 
     def hold():
-        with lock:
+        with lock.asked():
             there.set()
             assert go_on.wait(patience())
 
@@ -40,7 +42,7 @@ def test_a_handler_is_refused_what_another_thread_has(taken, at_point):
     seen = []
 
     def handler():
-        with pytest.raises(CannotWait, match=r"^a test needs another thread"), lock:
+        with pytest.raises(CannotWait, match=r"^a test needs another thread"), lock.asked():
             pass
         seen.append(True)
 
@@ -49,17 +51,18 @@ def test_a_handler_is_refused_what_another_thread_has(taken, at_point):
     assert seen
 
 
-class Asked:
-    """In place of the lock in an outer one: lets its holder go on when another thread waits for it."""
+@pytest.fixture
+def waited_for(taken, monkeypatch):
+    """The lock, whose holder goes on when another thread asks for it."""
+    lock, go_on = taken
 
-    def __init__(self, lock, go_on):
-        self.lock, self.go_on = lock, go_on
-        self.__exit__ = lock.__exit__
+    def is_elsewhere(one):
+        found = locks.is_elsewhere(one)
+        go_on.set()
+        return found
 
-    def acquire(self, blocking):
-        if blocking:
-            self.go_on.set()
-        return self.lock.acquire(blocking)
+    monkeypatch.setattr(outer_lock, "is_elsewhere", is_elsewhere)
+    return lock
 
 
 def wrapped(verb):
@@ -67,16 +70,14 @@ def wrapped(verb):
 
 
 @pytest.mark.parametrize("decorator", [lambda verb: verb, wrapped], ids=["plain", "wrapped"])
-def test_a_resource_of_the_program_waits_for_it(taken, decorator):
+def test_a_resource_of_the_program_waits_for_it(waited_for, decorator):
     """What devmem calls there has interrupted nothing: a pool below it asks its streams as one without it does."""
-    lock, go_on = taken
-    lock._lock = Asked(lock._lock, go_on)
     seen = []
 
     class Own(dm.memory.Adaptor):
         @decorator
         def allocate(self, nbytes, stream):
-            with lock:
+            with waited_for.asked():
                 seen.append(nbytes)
             return super().allocate(nbytes, stream)
 
@@ -86,14 +87,12 @@ def test_a_resource_of_the_program_waits_for_it(taken, decorator):
 
 
 @pytest.mark.parametrize("module", [dm, numba_cuda], ids=["devmem", "numba_cuda"])
-def test_a_callback_of_a_stream_waits_for_it(taken, module):
-    lock, go_on = taken
-    lock._lock = Asked(lock._lock, go_on)
+def test_a_callback_of_a_stream_waits_for_it(waited_for, module):
     done, failed = threading.Event(), []
 
     def called(*_):
         try:
-            with lock:
+            with waited_for.asked():
                 pass
         except CannotWait as error:
             failed.append(str(error))
@@ -117,7 +116,7 @@ def test_a_handler_below_a_resource_of_the_program_is_refused(taken, at_point):
             return super().allocate(nbytes, stream)
 
     def handler():
-        with pytest.raises(CannotWait, match=r"^a test needs another thread"), lock:
+        with pytest.raises(CannotWait, match=r"^a test needs another thread"), lock.asked():
             pass
         seen.append(True)
 
@@ -132,17 +131,17 @@ def test_a_handler_below_a_resource_of_the_program_is_refused(taken, at_point):
 def test_others_wait_for_it(taken):
     lock, go_on = taken
     go_on.set()
-    with lock, lock:
+    with lock.asked(), lock.asked():
         assert lock._lock._is_owned()
     assert not lock._lock._is_owned()
 
 
 @pytest.mark.own_thread
 def test_no_interrupt_leaves_it_taken(at_point):
-    lock, number, left = OuterLock("a test"), 0, 0
+    lock, number, left = OuterLock("test", Rank.LEAF, "a test"), 0, 0
     while left <= 0:
         number += 1
-        with at_point(number, lambda code: code.co_filename in (__file__, outer_lock.__file__)) as point, lock:
+        with at_point(number, lambda code: code.co_filename in (__file__, outer_lock.__file__)) as point, lock.asked():
             len("")
         left = point.left
         sys.settrace(None)

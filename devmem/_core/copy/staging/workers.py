@@ -26,6 +26,7 @@ from typing import Any
 import numpy.typing as npt
 
 from ....toolkit.deferred_errors import FirstError
+from ....toolkit.locks import Rank, lock
 from ....toolkit.threads import run_apart
 from ..host_copy import copy_elements
 from ..trace import TraceFile
@@ -143,7 +144,7 @@ class _Job:
         self._steps = deque(steps)
         #: Workers that are at work; the lock is for them alone.
         self._working = 0
-        self._lock = threading.RLock()
+        self._lock = lock("copy workers", Rank.LEAF)
         #: A token of each worker that has stopped.
         self._stopped: SimpleQueue[None] = SimpleQueue()
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from ....spi.driver import Driver
 from ....spi.errors import BackendError, ClosedError
 from ....spi.types import LEGACY_STREAM, Capability
+from ....toolkit.locks import Rank
 from ...base.interrupts import CannotWait
 from ...base.outer_lock import OuterLock
 from ...ordering.completions import CompletionQueue, EventPool
@@ -37,7 +38,9 @@ class CrossStreamReuse:
         self.events = EventPool.of(self)
         self.queue: CompletionQueue[StreamCache | int, PendingBlocks] = CompletionQueue(self.events)
         self._captures = Capability.CAPTURE in driver.info.capabilities
-        self._recording = OuterLock("a pool, of which another thread asks the streams,")
+        self._recording = OuterLock(
+            "streams of a pool", Rank.DRIVER, "a pool, of which another thread asks the streams,"
+        )
 
     def reclaim_completed(self) -> None:
         """Make blocks idle whose events have completed."""
@@ -49,14 +52,17 @@ class CrossStreamReuse:
 
         Streams with few free bytes in comparison to the request are not asked, and the stream itself only where its blocks may
         merge with others. Without a size all are asked, because only idle chunks can go back.
+        A finalizer that came into a change of the lists reclaims nothing: its block comes from the upstream.
         """
+        if self.lists.is_changing():
+            return
         self.reclaim_completed()
         with suppress(CannotWait):  # then no block is reclaimed
             self._reclaim(stream, size)
 
     def _reclaim(self, stream: int, size: int) -> None:
         lists = self.lists
-        with self._recording:
+        with self._recording.asked():
             made = lists.ask(self._worth_asking, stream, size)
             try:
                 for pending in made or ():
@@ -109,7 +115,7 @@ class CrossStreamReuse:
         CannotWait
             Another thread may be naming it, and this is a handler: the stream has to stay for now.
         """
-        with self._recording:
+        with self._recording.asked():
             with self.lists.lock:
                 if self.lists.changing and (cache := self.lists.by_stream.get(stream)) is not None:
                     cache.handle_valid = False  # it is destroyed before the lists are changed
@@ -147,7 +153,7 @@ class CrossStreamReuse:
         if not self._captures:
             return False
         try:
-            with self._recording:  # so that no handle is forgotten meanwhile
+            with self._recording.asked():  # so that no handle is forgotten meanwhile
                 with self.lists.lock:
                     caches = list(self.lists.by_stream.values())
                 # The legacy stream first: it cannot be asked where some other is capturing, and that is the answer.

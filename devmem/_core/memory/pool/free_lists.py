@@ -26,6 +26,7 @@ from operator import itemgetter
 from typing import ParamSpec, TypeVar
 
 from ....spi.types import PER_THREAD_STREAM
+from ....toolkit.locks import Rank, lock
 from .size_bins import SMALL, Fit, FreeSet, SizeBins, cut_from, rounded
 from .stream_cache import PendingBlocks, StreamCache, Token
 
@@ -80,7 +81,7 @@ class FreeLists:
         self.by_thread: list[StreamCache] = []
         self.idle = self.new_bins()
         self.pending: dict[PendingBlocks, None] = {}
-        self.lock = threading.RLock()
+        self.lock = lock("free lists", Rank.LEAF)
         #: Whether a change is being made, by the thread that has the lock.
         self.changing = False
         #: Whether an exception came into a change.
@@ -108,6 +109,11 @@ class FreeLists:
         """Call a step that looks at the lists; what a handler changes meanwhile waits for its end."""
         with self.lock:
             return step() if self.changing else self._change(step)
+
+    def is_changing(self) -> bool:
+        """Whether this is a finalizer or a handler that came into a change."""
+        with self.lock:
+            return self.changing
 
     def _change(self, step: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         self.changing = True

@@ -11,9 +11,10 @@ from numba.cuda.simulator import kernel as simulator
 from numba.cuda.simulator.kernelapi import FakeCUDAModule
 
 from ....spi.errors import UnsupportedError
+from ....toolkit.locks import Rank, lock
 from ...work_items import Dim3, WorkItem, this_thread
 
-_lock = threading.RLock()
+_lock = lock("arrays of numba's simulator", Rank.LEAF)
 
 
 class SimulatedThread:

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from threading import get_ident
 
+from ....toolkit.locks import Rank, lock
+
 #: How often the exception is raised, and the seconds between: a thread in C code does not notice it at once.
 ATTEMPTS, INTERVAL = 20, 0.1
 
@@ -28,7 +30,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.requested = False
-        self._lock = threading.RLock()
+        self._lock = lock("simulator interrupts", Rank.LEAF)
         self._running: set[int] = set()
 
     def run_interruptible(self, run: Callable[..., object], *args: object) -> None:
