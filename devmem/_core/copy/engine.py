@@ -417,15 +417,18 @@ class CopyEngine:
             )
         elif plan.route is Route.STAGED:
             _finish(self._start_staged(device, host, stream, plan.why is GAPS, self.ring))
-        elif plan.route is PACKED and kind is H2D:
-            self._put_packed(device, host, stream, blocking)
         elif plan.route is DIRECT or plan.route is ROWS:
             to, origin = (device._ptr, address(host)) if kind is H2D else (address(host), device._ptr)
             self.submitter.copy(to, origin, host.nbytes, kind, stream, blocking=blocking, host=host, rows=plan.rows)
         else:
-            stream.check_waitable()
-            get = {PACKED: self._get_packed, Route.SPAN: self._get_span}
-            get.get(plan.route, self._get_sparse)(device, host, stream)
+            locks = self.page_locks
+            with locks.steady(*extent(host)) if locks.segments else _NOTHING_LOCKED:
+                if kind is H2D:
+                    self._put_packed(device, host, stream, blocking)
+                else:
+                    stream.check_waitable()
+                    get = {PACKED: self._get_packed, Route.SPAN: self._get_span}
+                    get.get(plan.route, self._get_sparse)(device, host, stream)
         return plan
 
     def _put_packed(self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
