@@ -25,7 +25,6 @@ from ...spi.errors import DevmemError, DevmemWarning, OutOfMemory
 from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM, AllocFlags, Capability, HostMemoryInfo, MemoryInfo, MemoryKind
 from ...toolkit.deferred_errors import FirstError
-from ...toolkit.locks import Rank, lock
 from ..base.changes import Changes
 from ..base.device_handle import CurrentDevice, DeviceHandle, without_own_frames
 from ..base.interrupts import CannotWait
@@ -66,7 +65,7 @@ class DeviceMemory:
         #: What the stacks know of streams, for the compiled core: a stream that is in none of these tables may end untold.
         self.stream_tables: tuple[dict[int, Any], ...] | None = ()
         self.trim_others: list[tuple[str, Callable[[], object]]] = []
-        self._lock = lock("memory stacks", Rank.LEAF)
+        self._lock = queue.completions.events.lock
         #: Which call binds a resource for a kind of memory. One that was interrupted has gone from here.
         self._setting_up: WeakValueDictionary[tuple[int, MemoryKind], SettingUp] = WeakValueDictionary()
         self._changes = Changes(self._lock)

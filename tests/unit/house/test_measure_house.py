@@ -108,7 +108,7 @@ CEILINGS = {
     "toolkit": 21,
     "_core/base": 17,
     "_core/ordering": 13,
-    "_core/memory": 29,
+    "_core/memory": 28,
     "_core/lifetime": 13,
     "_core/copy": 21,
     "_core/device": 9,
