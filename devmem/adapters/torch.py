@@ -106,7 +106,6 @@ class Shim:
         self.backend = backend
         self.path = toolchain.shared_library("torch_shim.so", [SHIM], SHIM_FLAGS)
         self._lent: dict[int, LentBlocks] = {}
-        self._lock = lock("lent to PyTorch", Rank.LEAF)
         # Kept for the life of the process, as the C library keeps their addresses.
         self._callbacks = ALLOCATE(self._allocate), FREE(self._free)
         self._library = ctypes.CDLL(str(self.path))
@@ -118,10 +117,11 @@ class Shim:
 
     def lent(self, ordinal: int) -> LentBlocks:
         """The blocks of one device that are lent to PyTorch."""
-        with self._lock:
-            if ordinal not in self._lent:
-                self._lent.setdefault(ordinal, LentBlocks(device_of(f"{self.backend}:{ordinal}")))
-            return self._lent[ordinal]
+        if ordinal not in self._lent:
+            self._lent.setdefault(
+                ordinal, LentBlocks(device_of(f"{self.backend}:{ordinal}"))
+            )  # one, whichever comes first
+        return self._lent[ordinal]
 
     def _allocate(self, nbytes: int, ordinal: int, stream: int | None) -> int:
         try:

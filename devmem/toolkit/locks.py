@@ -25,14 +25,12 @@ class Rank(IntEnum):
     DEVICE = 2
     #: The import of a plugin.
     PLUGIN = 3
-    #: A memory stack, and a driver.
-    MEMORY = 4
     #: A driver, which may not wait for a stream.
-    DRIVER = 5
+    DRIVER = 4
     #: What only a driver has: a vendor's library is loaded, or pages are reserved.
-    WITHIN_DRIVER = 6
+    WITHIN_DRIVER = 5
     #: Nothing but this package's own code that takes no lock and calls no driver: arithmetic, or work on a list.
-    LEAF = 7
+    LEAF = 6
 
 
 class Known(weakref.ref[threading.RLock]):

@@ -23,7 +23,6 @@ from threading import get_ident
 from typing import Protocol
 
 from ...spi.errors import DevmemError, DevmemWarning
-from ...toolkit.locks import Rank, lock
 from ..base.config import settings
 from ..base.device_handle import DeviceHandle, Droppable
 from ..base.scopes import deferral
@@ -65,7 +64,7 @@ class DeferredFreeQueue:
         self.foreign_releases: deque[PendingRelease] = deque()
         self.max_count = settings().max_pending_deallocs_count
         self.max_bytes = int(settings().max_pending_deallocs_ratio * handle.info.total_bytes)
-        self._lock = lock("dropped items", Rank.LEAF)
+        self._lock = completions.events.lock
         #: Threads inside of a call that waits for no stream.
         self._hurried: list[int] = []
 

@@ -19,13 +19,11 @@ from contextlib import suppress
 from functools import partial
 from threading import get_ident
 from typing import Any
-from weakref import WeakValueDictionary
 
 from ...spi.errors import DevmemError, DevmemWarning, OutOfMemory
 from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM, AllocFlags, Capability, HostMemoryInfo, MemoryInfo, MemoryKind
 from ...toolkit.deferred_errors import FirstError
-from ...toolkit.locks import Rank, lock
 from ..base.changes import Changes
 from ..base.device_handle import CurrentDevice, DeviceHandle, without_own_frames
 from ..base.interrupts import CannotWait
@@ -66,9 +64,9 @@ class DeviceMemory:
         #: What the stacks know of streams, for the compiled core: a stream that is in none of these tables may end untold.
         self.stream_tables: tuple[dict[int, Any], ...] | None = ()
         self.trim_others: list[tuple[str, Callable[[], object]]] = []
-        self._lock = lock("memory stacks", Rank.LEAF)
+        self._lock = queue.completions.events.lock
         #: Which call binds a resource for a kind of memory. One that was interrupted has gone from here.
-        self._setting_up: WeakValueDictionary[tuple[int, MemoryKind], SettingUp] = WeakValueDictionary()
+        self._setting_up: dict[tuple[int, MemoryKind], weakref.ref[SettingUp]] = {}
         self._changes = Changes(self._lock)
         self._named: dict[tuple[MemoryKind, str], MemoryResource] = {}
         #: Resources without a heap: a block may have been on its way back to one as the heap was forgotten.
@@ -100,11 +98,10 @@ class DeviceMemory:
             return found
         if self.heaps:
             self.forget_idle_heaps()
-        mine = SettingUp()
+        key, mine = (id(resource), kind), SettingUp()
         try:
-            self._changes.wait_until(
-                partial(self._set_up, resource, kind, mine), "a memory stack that another thread sets up"
-            )
+            if not self._set_up(key, mine):
+                self._changes.wait_until(partial(self._set_up, key, mine), "a memory stack that another thread sets up")
             found = self._heap_of(resource, kind)
             if found is None:
                 made = Heap(self.handle, prepare(resource, self.handle, self.usage), kind)
@@ -113,19 +110,18 @@ class DeviceMemory:
                     self._remember(found)
             return found
         finally:
-            with self._lock:
-                if mine.key is not None and self._setting_up.get(mine.key) is mine:
-                    del self._setting_up[mine.key]
-            self._changes.tell()
+            if (kept := self._setting_up.get(key)) is not None and kept() is mine:
+                del self._setting_up[key]
+                self._changes.tell()
 
-    def _set_up(self, resource: MemoryResource, kind: MemoryKind, mine: SettingUp) -> bool:
-        """Let a call bind a resource, unless another thread does; the lock is held."""
-        other = self._setting_up.get((id(resource), kind))
-        if other is not None and other.thread != mine.thread:
-            return False
-        mine.key = id(resource), kind
-        self._setting_up.setdefault(mine.key, mine)
-        return True
+    def _set_up(self, key: tuple[int, MemoryKind], mine: SettingUp) -> bool:
+        """Let a call bind a resource, unless another thread does."""
+        with self._lock:
+            kept = self._setting_up.get(key)
+            other = None if kept is None else kept()
+            if other is None:
+                self._setting_up[key] = weakref.ref(mine)
+            return other is None or other.thread == mine.thread
 
     def _heap_of(self, resource: MemoryResource, kind: MemoryKind) -> Heap | None:
         return next((heap for heap in self.heaps if heap.resource is resource and heap.kind is kind), None)
@@ -474,11 +470,10 @@ class DeviceMemory:
 class SettingUp:
     """One call that binds a resource."""
 
-    __slots__ = ("__weakref__", "key", "thread")
+    __slots__ = ("__weakref__", "thread")
 
     def __init__(self) -> None:
         self.thread = get_ident()
-        self.key: tuple[int, MemoryKind] | None = None
 
 
 class MemoryScope(Scope[Any]):

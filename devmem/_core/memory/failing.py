@@ -9,7 +9,6 @@ from operator import lt
 from ...spi.errors import ConfigError, OutOfMemory
 from ...spi.memory import MemoryResource
 from ...spi.sizes import exact_size
-from ...toolkit.locks import Rank, lock
 from .adaptor import Adaptor
 
 #: Makes the exception of an injected failure out of a message: an exception's class, for example.
@@ -60,7 +59,6 @@ class FailNth(Adaptor):
         self.n, self.repeat, self.error = n, repeat, error
         #: Allocations asked for, those that failed too.
         self.calls = 0
-        self._lock = lock("fail_nth", Rank.LEAF)
 
     def allocate(self, nbytes: int, stream: int) -> int:
         """Allocate, unless this is the one that fails."""

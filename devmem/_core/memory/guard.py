@@ -21,7 +21,6 @@ from ...spi.memory import MemoryResource
 from ...spi.sizes import exact_size
 from ...spi.types import LEGACY_STREAM
 from ...toolkit.deferred_errors import FirstError
-from ...toolkit.locks import Rank, lock
 from ..base.interrupts import CannotWait
 from ..base.size_text import parse_size
 from .adaptor import Adaptor
@@ -105,7 +104,6 @@ class Guard(Adaptor):
         self._kept_bytes = 0
         self._gone: OrderedDict[int, _Block] = OrderedDict()
         self._checks: set[object] = set()
-        self._lock = lock("guard", Rank.LEAF)
         self._waits = True
         self._access: MemoryAccess
 

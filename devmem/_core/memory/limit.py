@@ -6,7 +6,6 @@ from ...spi.driver import Driver
 from ...spi.errors import GuardError, OutOfMemory, PluginError
 from ...spi.memory import MemoryResource
 from ...spi.sizes import exact_size
-from ...toolkit.locks import Rank, lock
 from ..base.interrupts import CannotWait
 from ..base.size_text import bytes_of, check_size
 from .adaptor import Adaptor, taken_of
@@ -46,7 +45,6 @@ class Limit(Adaptor):
         #: Bytes in use.
         self.current_bytes = 0
         self._most = 0
-        self._lock = lock("limit", Rank.LEAF)
 
     def bind(self, driver: Driver) -> None:
         """Take the device; a share of its memory becomes a number of bytes."""

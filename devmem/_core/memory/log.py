@@ -11,7 +11,6 @@ from pathlib import Path
 from ...spi.driver import Driver
 from ...spi.errors import ConfigError, DevmemWarning
 from ...spi.memory import MemoryResource
-from ...toolkit.locks import Rank, lock
 from .adaptor import Adaptor
 from .allocation_log import Record
 from .statistics import Site, calling_frames
@@ -52,7 +51,6 @@ class Log(Adaptor):
         self.path = os.fspath(path)
         self._frames = frames
         self._file: int | None = None
-        self._lock = lock("log", Rank.LEAF)
         self._began = 0.0
 
     def bind(self, driver: Driver) -> None:

@@ -10,7 +10,6 @@ from types import FrameType
 from ...spi.errors import DevmemError, GuardError
 from ...spi.memory import MemoryResource
 from ...spi.sizes import exact_size
-from ...toolkit.locks import Rank, lock
 from ..base.interrupts import CannotWait
 from ..base.shown import Report
 from .adaptor import Adaptor, taken_of
@@ -87,7 +86,6 @@ class Statistics(Adaptor):
         self.current_bytes = self.current_count = 0
         self.total_bytes = self.total_count = 0
         self._scopes = [_Scope(Snapshot(0, 0, 0, 0, 0, 0), 0, 0)]
-        self._lock = lock("statistics", Rank.LEAF)
         self._sites: dict[int, tuple[int, Site]] | None = {} if owners else None
 
     @property

@@ -50,6 +50,8 @@ class EventPool:
 
     def __init__(self, owner: HasDriver) -> None:
         self.owner = owner
+        #: The one lock of an open device: what runs on it, what was dropped, its slots and its memory stacks.
+        self.lock = lock("open device", Rank.LEAF)
         self.leases = HandleLeases()
         #: Every event that exists, so that the close of the device can destroy them.
         self.events: dict[int, OwnedHandle] = {}
@@ -129,7 +131,7 @@ class CompletionQueue(Generic[K, T]):
 
     def __init__(self, events: EventPool) -> None:
         self.events = events
-        self.lock = lock("completions", Rank.LEAF)
+        self.lock = events.lock
         self.waiting: dict[K, deque[tuple[int, T]]] = {}
         self._adding = False
         self._completed: list[T] = []

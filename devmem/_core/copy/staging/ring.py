@@ -33,7 +33,6 @@ import numpy.typing as npt
 from ....spi.errors import ClosedError, DevmemError, OutOfMemory
 from ....spi.types import LEGACY_STREAM, AllocFlags, MemoryKind
 from ....toolkit.deferred_errors import FirstError
-from ....toolkit.locks import Rank, lock
 from ...base.address import address, bytes_at
 from ...base.changes import Changes
 from ...base.config import settings
@@ -90,7 +89,7 @@ class Ring:
         #: Leases that are making a slot, of so many bytes.
         self._making: dict[SlotLease, int] = {}
         self._turns = count()
-        self._lock = lock("staging ring", Rank.LEAF)
+        self._lock = completions.events.lock
         self._changes = Changes(self._lock)
 
     def block_bytes(self, nbytes: int) -> int:

@@ -26,7 +26,6 @@ from operator import itemgetter
 from typing import ParamSpec, TypeVar
 
 from ....spi.types import PER_THREAD_STREAM
-from ....toolkit.locks import Rank, lock
 from .size_bins import SMALL, Fit, FreeSet, SizeBins, cut_from, rounded
 from .stream_cache import PendingBlocks, StreamCache, Token
 
@@ -58,7 +57,7 @@ class Effort(IntEnum):
 class FreeLists:
     """The chunks of a pool and its free blocks."""
 
-    def __init__(self, *, ordered: bool, whole_blocks: bool) -> None:
+    def __init__(self, lock: threading.RLock, *, ordered: bool, whole_blocks: bool) -> None:
         #: Chunks are made in the order of a stream: what is left of a new one is no other stream's before that has completed.
         self.ordered = ordered
         #: Every block is a chunk: none is cut or merged, and the one that was freed first goes back first.
@@ -81,7 +80,7 @@ class FreeLists:
         self.by_thread: list[StreamCache] = []
         self.idle = self.new_bins()
         self.pending: dict[PendingBlocks, None] = {}
-        self.lock = lock("free lists", Rank.LEAF)
+        self.lock = lock
         #: Whether a change is being made, by the thread that has the lock.
         self.changing = False
         #: Whether an exception came into a change.
