@@ -42,7 +42,7 @@ class Download:
         self._ring = ring
         self._submitter = submitter
         self._store = store
-        self._storing = lock("download", Rank.LEAF)  # entered again by a finalizer that copies, on the same thread
+        self._storing = lock("download", Rank.DRIVER)  # entered again by a finalizer that copies, on the same thread
         #: Slots whose block is not stored yet: the block, and its elements in the slot.
         self._blocks: dict[Slot, tuple[Block, npt.NDArray[Any]]] = {}
         self._failed = False

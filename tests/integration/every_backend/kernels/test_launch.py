@@ -446,7 +446,7 @@ def test_an_array_that_was_freed(compiler):
 
 @pytest.mark.parametrize("given", [lambda array: array, dm.In, dm.Out])
 def test_what_no_device_holds(compiler, given):
-    with pytest.raises(dm.LayoutError, match=r"argument 1 of <kernel copying>, 'dst': .* dtype object.*convert it"):
+    with pytest.raises(dm.LayoutError, match=r"argument 1 of <kernel copying>, 'dst': .*dtype object.*convert it"):
         copying[1, 1](dm.In(np.zeros(2)), given(np.array([None, 1])))
     assert launches(compiler) == []
 
