@@ -80,7 +80,8 @@ def own_memory() -> Iterator[None]:
     if (devices := sys.modules.get("devmem._core.device.device")) is None:
         return
     left = [each for each in devices.open_devices() if each.memory.heap is not each.memory._installed["device"][0]]
-    told = [f"{each.device}: {each.memory.heap.resource!r}" for each in left]
+    # The drop-in for numba.cuda chooses plain memory for a device that it opens: other processes can open that.
+    told = [text for each in left if not (text := repr(each.memory.heap.resource)).startswith("DriverMemory(")]
     for each in left:
         each.close("was left with memory that a test has installed")
     assert told == [], "tests have left memory installed: close the device, or take it back"

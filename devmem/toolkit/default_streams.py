@@ -15,9 +15,11 @@ import inspect
 import itertools
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 from ..spi.driver import PROTOCOLS, Driver
+from ..spi.errors import BackendError
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 from .driver_parts import ComposedDriver
 
@@ -93,11 +95,9 @@ class _Order:
                 return method(*args, **keywords)
             legacy = self._defaults.get(LEGACY_STREAM)
             if asks:
-                answers = [method(each) for each in (list(newest) if stream == legacy else [stream])]
-                return all(answers)
+                return all(self._of_each(method) if stream == legacy else [method(stream)])
             if stream == legacy:
-                for other in list(newest):
-                    self._wait(stream, other)
+                self._of_each(partial(self._wait, stream))
             elif legacy is not None:
                 self._wait(stream, legacy)
             try:
@@ -106,6 +106,17 @@ class _Order:
                 newest[stream] = next(self._numbers)
 
         return call
+
+    def _of_each(self, function: Callable[[int], Any]) -> list[Any]:
+        """What a function answers of the legacy stream and of each blocking one, but for those that are destroyed meanwhile."""
+        answers = []
+        for stream in list(self._newest):
+            try:
+                answers.append(function(stream))
+            except BackendError:
+                if stream in self._newest:  # else another thread has waited for its work, and destroys it
+                    raise
+        return answers
 
     def _wait(self, later: int, earlier: int) -> None:
         """Make one stream wait for what is on another, unless it does already."""

@@ -84,6 +84,10 @@ def need_kind(device: dm.Device) -> Callable[..., None]:
 def no_changed_capture_mode(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves this thread in another capture mode: a later test of captures would fail, or pass, by it."""
     yield
+    if (
+        "emulated" in request.node.path.parts
+    ):  # where each function of the driver fails, those that change it back among them
+        return
     backend = request.node.callspec.params.get("devmem_backend") if hasattr(request.node, "callspec") else None
     assert exchange_capture_mode(backend, 0) == 0, "this thread's capture mode was left changed"
 

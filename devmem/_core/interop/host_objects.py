@@ -151,7 +151,8 @@ def _converted(obj: object, dtype: np.dtype[Any] | None) -> npt.NDArray[Any]:
     if _says_mask(obj):
         raise _lost_mask()
     try:
-        found = np.asanyarray(obj, dtype)  # which keeps the mask of what the object's `__array__` returns
+        # Which keeps the mask of what the object's `__array__` returns, whose masked elements are not to be cast.
+        found = np.asanyarray(obj, None if hasattr(type(obj), "__array__") else dtype)
     except TypeError:  # so PyTorch refuses types that NumPy does not have
         if not _is_host_tensor(obj):
             raise
@@ -159,7 +160,7 @@ def _converted(obj: object, dtype: np.dtype[Any] | None) -> npt.NDArray[Any]:
         if _says_mask(found):
             raise _lost_mask()
         if not found.dtype.hasobject or not _is_host_tensor(obj):
-            return np.asarray(found)
+            return np.asarray(found, dtype)
     return np.asarray(host_tensor(obj), dtype)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable
 
 from ...spi.errors import DevmemError
 from ...toolkit.deferred_errors import FirstError
+from ..base.interrupts import CannotWait
 from .leases import AT_ONCE, HandleLeases, HasDriver, OwnedHandle
 
 
@@ -113,5 +114,9 @@ class LentHandle(OwnedHandle):
             self._claim.pop()
         except IndexError:
             return
-        if self.is_out() and not self.spare.keep(self):
-            super().end()
+        try:
+            if self.is_out() and not self.spare.keep(self):
+                super().end()
+        except CannotWait:  # it is ended another time
+            self._claim.append(None)
+            raise

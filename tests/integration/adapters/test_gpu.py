@@ -283,7 +283,8 @@ with warnings.catch_warnings():
     try:
         torch.empty(1 << 60, dtype=torch.uint8, device="cuda")
     except torch.OutOfMemoryError as error:
-        assert f"PyTorch asked devmem for {1 << 60} bytes on cuda:0: out of memory" in str(error), error
+        asked = "1048576.0 TiB (1,152,921,504,606,846,976 bytes)"
+        assert f"PyTorch asked devmem for {asked} on cuda:0: out of memory" in str(error), error
     else:
         raise AssertionError
 last = torch.empty(10, device="cuda")  # freed when the process ends

@@ -92,7 +92,7 @@ def test_pytorch_in_the_process_is_a_catcher_for_the_exception(python):
     )
     assert done.stdout == "asks\n", done.stdout
     assert "c10::OutOfMemoryError" in done.stderr or "std::bad_alloc" in done.stderr  # of builds that do not export it
-    assert "PyTorch asked devmem for 1152921504606846976 bytes" in done.stderr
+    assert "PyTorch asked devmem for 1048576.0 TiB (1,152,921,504,606,846,976 bytes)" in done.stderr
 
 
 @host_only

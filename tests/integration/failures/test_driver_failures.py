@@ -1191,8 +1191,6 @@ EXCLUDED = {
     "DeviceRecord.dtype": "a field",
     "DeviceRecord.nbytes": "arithmetic",
     "DeviceRecord.ptr": "a field, checked",
-    "DeviceRecord.__deepcopy__": "copies as its array does",
-    "DeviceRecord.__reduce__": "copies to the host as its array does",
     "MappedNDArray.__dlpack_device__": "a field",
     "MappedNDArray.device": "a field",
     "MappedNDArray.ptr": "arithmetic",

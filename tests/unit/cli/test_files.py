@@ -44,7 +44,8 @@ def test_the_members_of_an_npz_file_are_loaded(tmp_path, save, expected):
     for name, array in ARRAYS.items():
         found, how = loaded[f"all.npz:{name}"]
         assert first_difference(np.asarray(array), np.asarray(found)) is None
-        assert found.flags.f_contiguous == np.asarray(array).flags.f_contiguous
+        if np.asarray(array).nbytes:  # NumPy 1 says of an array without bytes that it is contiguous in both ways
+            assert found.flags.f_contiguous == np.asarray(array).flags.f_contiguous
         assert how == expected
 
 

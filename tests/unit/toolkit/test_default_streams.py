@@ -9,6 +9,7 @@ import pytest
 from waits import together
 
 from devmem.spi.driver import REQUIRED
+from devmem.spi.errors import BackendError
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, DeviceInfo
 from devmem.toolkit.default_streams import PLACES, with_default_streams
 
@@ -152,3 +153,34 @@ def test_a_call_that_fails_still_counts_as_enqueued(below: Calls) -> None:
         fill(driver, blocking)
     driver.copy(0x1000, 0x2000, 8, "d2d", LEGACY_STREAM, blocking=False)
     assert waited(below) == [(17, blocking)]
+
+
+@pytest.mark.parametrize("verb", ["stream_query", "stream_synchronize", "fill"])
+def test_a_stream_that_is_destroyed_meanwhile_is_not_asked_in_vain(below: Calls, verb: str) -> None:
+    """Another thread destroys it while the legacy stream's work waits for all streams."""
+    driver: Any = with_default_streams(below)
+    stream = driver.stream_create(0, False)
+    fill(driver, stream)
+    record, calls = below.event_record, {}  # type: ignore[attr-defined]
+
+    def gone(function: Any) -> Any:
+        def call(*args: Any, **keywords: Any) -> Any:
+            if stream in args and not calls.setdefault("destroyed", False):
+                calls["destroyed"] = True
+                driver.stream_destroy(stream)
+                raise BackendError(f"the stream {stream} was destroyed", backend="calls", call="", code=1)
+            return function(*args, **keywords)
+
+        return call
+
+    below.event_record = gone(record)  # type: ignore[attr-defined]
+    for name in ("stream_query", "stream_synchronize"):
+        setattr(below, name, gone(getattr(below, name)))
+    driver = with_default_streams(below)
+    stream = driver.stream_create(0, False)
+    fill(driver, stream)
+    if verb == "fill":
+        fill(driver, LEGACY_STREAM)
+    else:
+        getattr(driver, verb)(LEGACY_STREAM)
+    assert calls["destroyed"]

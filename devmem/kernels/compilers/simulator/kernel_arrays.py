@@ -306,7 +306,7 @@ class Vector(KernelArray):
             try:
                 self._data[index] = value
                 return
-            except OverflowError:  # an integer that wraps
+            except (OverflowError, DeprecationWarning):  # an integer that wraps: NumPy 1 warns of it
                 pass
         KernelArray.__setitem__(self, index, value)
 
@@ -340,7 +340,7 @@ class Matrix(KernelArray):
                 try:
                     self._data[index] = value
                     return
-                except OverflowError:
+                except (OverflowError, DeprecationWarning):
                     pass
         KernelArray.__setitem__(self, index, value)
 

@@ -244,7 +244,8 @@ def test_data_ptr_is_the_address_of_the_first_element():
         array.data_ptr()
 
 
-def test_data_ptr_of_memory_that_the_host_sees_too():
+def test_data_ptr_of_memory_that_the_host_sees_too(need_kind):
+    need_kind("managed")
     array = dm.managed_array(10)
     assert array[3:].data_ptr() == array[3:].ptr == array.ptr + array[:3].nbytes
     with pytest.raises(dm.LayoutError, match="result of a computation"):

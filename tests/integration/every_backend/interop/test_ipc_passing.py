@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import pickle
@@ -220,6 +221,7 @@ def test_forged_messages_are_refused_before_the_driver_is_asked(name, recorded):
         one.settimeout(60)
         one.sendall(text)
         one.shutdown(socket.SHUT_WR)
+        gc.collect()  # files of earlier tests' garbage
         before = open_files()
         with recorded.during() as seen, pytest.raises((dm.LayoutError, dm.ClosedError, dm.UnsupportedError)):
             dm.receive_ipc_array(other)
