@@ -43,9 +43,15 @@ class CrossStreamReuse:
         )
 
     def reclaim_completed(self) -> None:
-        """Make blocks idle whose events have completed."""
-        if self.queue.waiting and (completed := self.queue.completed()):
-            self.lists.change(self.lists.complete, completed)
+        """Make blocks idle whose events have completed. Of a closed device there are none: its blocks wait for the device."""
+        if self.queue.waiting:
+            try:
+                completed = self.queue.completed()
+            except ClosedError:
+                self.queue.forget()
+                return
+            if completed:
+                self.lists.change(self.lists.complete, completed)
 
     def reclaim(self, stream: int, size: int = 0) -> None:
         """On a miss, reclaim blocks of other streams whose work has completed.
