@@ -106,7 +106,7 @@ class CompiledCodes:
         """The code for these types, compiled if necessary. The device is current."""
         found = self.by_types.get((opened, types))
         if found is None:
-            with self.compiling.asked():  # one thread compiles, the others wait for its result
+            with self.compiling:  # one thread compiles, the others wait for its result
                 found = self.by_types.get((opened, types)) or self._compiled(opened, compiler, types, stream)
         return found
 

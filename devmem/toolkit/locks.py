@@ -60,16 +60,11 @@ def lock(name: str, rank: Rank) -> threading.RLock:
     return made
 
 
-def is_elsewhere(one: threading.RLock) -> bool:
-    """Whether another thread has a lock: `RLock.locked`, which there is from Python 3.14 on."""
-    return repr(one).startswith("<locked") and not one._is_owned()  # type: ignore[attr-defined]
-
-
 def _after_fork_in_child() -> None:
     """No thread is left to give a lock back, but the one that has forked."""
     for each in list(known):
         one = each()
-        if one is not None and is_elsewhere(one):
+        if one is not None and not one._is_owned():  # type: ignore[attr-defined]
             one._at_fork_reinit()  # type: ignore[attr-defined]
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import scheduler
 
+from devmem._core.base import outer_lock
 from devmem._core.base.device_handle import checked_driver
 from devmem._core.device import device
 from devmem.spi.driver import PROTOCOLS, REQUIRED, Driver
@@ -39,13 +40,18 @@ class CheckedLock:
     def __init__(self, name: str, rank: Rank, inner: Any = None) -> None:
         self.name, self.rank = name, rank
         self.inner = inner or _plain(name, rank)
-        self.acquire, self.release = self.inner.acquire, self.inner.release
+        self.release = self.inner.release
         self._is_owned = self.inner._is_owned
 
     @property
     def __enter__(self) -> Any:
         _look_at(self)
         return self.inner.__enter__
+
+    @property
+    def acquire(self) -> Any:
+        _look_at(self)
+        return self.inner.acquire
 
     __exit__: Any = property(attrgetter("inner.__exit__"))
 
@@ -67,6 +73,8 @@ def _look_at(lock: CheckedLock) -> None:
     if not is_looking or lock._is_owned():
         return
     mine, frame = held(), sys._getframe(2)
+    if frame.f_code.co_filename == outer_lock.__file__ and frame.f_back is not None:
+        frame = frame.f_back  # who takes it
     for other, code in mine:
         if other.rank >= lock.rank and not _comes_between(frame, code):
             note(f"{lock.name!r} ({lock.rank.name}) is taken under {other.name!r} ({other.rank.name})", frame)

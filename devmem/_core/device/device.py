@@ -408,7 +408,7 @@ def _live(device: Device) -> OpenDevice | None:
 
 
 def _open(device: Device) -> OpenDevice:
-    with _lock.asked():
+    with _lock:
         if (found := _live(device)) is not None:  # another thread has opened it while this one waited
             return found
         check_not_left_behind(device.backend)

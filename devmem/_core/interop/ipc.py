@@ -149,7 +149,7 @@ class OpenedPool(Opened):
         CannotWait
             This is a handler, and its own thread is just importing or closing the block.
         """
-        with self._lock.asked():
+        with self._lock:
             if key in self._changing:
                 raise CannotWait("this memory is just being opened or closed by a call that this one has interrupted")
             try:
@@ -164,7 +164,7 @@ class OpenedPool(Opened):
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Let go of the memory, with the last of those that have it open; every stream has passed it."""
-        with self._lock.asked():
+        with self._lock:
             keys = {key for key, other in list(self._blocks.items()) if other == ptr}
             try:
                 self._changing |= keys

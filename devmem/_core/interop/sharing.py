@@ -212,7 +212,7 @@ def _network() -> str:
 def _start() -> None:
     """Make the socket and its thread, on a thread where no interrupt comes between the two."""
     global _listener
-    with _starting.asked():
+    with _starting:
         if _listener is None:
             listener = socket.socket(socket.AF_UNIX)
             try:

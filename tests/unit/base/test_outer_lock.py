@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from itertools import chain
 
 import pytest
 from waits import patience
@@ -15,7 +16,6 @@ from devmem._core.base.interrupts import CannotWait
 from devmem._core.base.outer_lock import OuterLock
 from devmem._core.memory.pool import engine
 from devmem.compat import numba_cuda
-from devmem.toolkit import locks
 from devmem.toolkit.locks import Rank
 
 
@@ -25,7 +25,7 @@ def taken():
     lock, there, go_on = OuterLock("test", Rank.COMPILE, "a test"), threading.Event(), threading.Event()
 
     def hold():
-        with lock.asked():
+        with lock:
             there.set()
             assert go_on.wait(patience())
 
@@ -42,7 +42,7 @@ def test_a_handler_is_refused_what_another_thread_has(taken, at_point):
     seen = []
 
     def handler():
-        with pytest.raises(CannotWait, match=r"^a test needs another thread"), lock.asked():
+        with pytest.raises(CannotWait, match=r"^a test needs another thread"), lock:
             pass
         seen.append(True)
 
@@ -56,12 +56,11 @@ def waited_for(taken, monkeypatch):
     """The lock, whose holder goes on when another thread asks for it."""
     lock, go_on = taken
 
-    def is_elsewhere(one):
-        found = locks.is_elsewhere(one)
+    def let_go():
         go_on.set()
-        return found
+        yield False
 
-    monkeypatch.setattr(outer_lock, "is_elsewhere", is_elsewhere)
+    monkeypatch.setattr(outer_lock, "chain", lambda first, ask, last: chain(first, ask, let_go(), last))
     return lock
 
 
@@ -77,7 +76,7 @@ def test_a_resource_of_the_program_waits_for_it(waited_for, decorator):
     class Own(dm.memory.Adaptor):
         @decorator
         def allocate(self, nbytes, stream):
-            with waited_for.asked():
+            with waited_for:
                 seen.append(nbytes)
             return super().allocate(nbytes, stream)
 
@@ -92,7 +91,7 @@ def test_a_callback_of_a_stream_waits_for_it(waited_for, module):
 
     def called(*_):
         try:
-            with waited_for.asked():
+            with waited_for:
                 pass
         except CannotWait as error:
             failed.append(str(error))
@@ -116,7 +115,7 @@ def test_a_handler_below_a_resource_of_the_program_is_refused(taken, at_point):
             return super().allocate(nbytes, stream)
 
     def handler():
-        with pytest.raises(CannotWait, match=r"^a test needs another thread"), lock.asked():
+        with pytest.raises(CannotWait, match=r"^a test needs another thread"), lock:
             pass
         seen.append(True)
 
@@ -128,10 +127,48 @@ def test_a_handler_below_a_resource_of_the_program_is_refused(taken, at_point):
     assert seen
 
 
+def test_a_handler_waits_for_none_that_another_thread_takes_meanwhile(at_point):
+    """At each point of what takes the lock at which another thread may come."""
+    outer, number, left = OuterLock("test", Rank.COMPILE, "a test"), 0, 0
+    interrupted = {"__name__": "devmem.interrupted"}  # a call of devmem's
+    exec("def by(handler): handler()", interrupted)
+    while left <= 0:
+        number += 1
+        go_on, others, seen = threading.Event(), [], []
+
+        def hold(there, go_on=go_on):
+            with outer:
+                there.set()
+                go_on.wait(patience())
+
+        def come_between(others=others, hold=hold):
+            there = threading.Event()
+            others.append(threading.Thread(target=hold, args=(there,)))
+            others[0].start()
+            assert there.wait(patience())
+
+        def handler(seen=seen):
+            with outer:
+                seen.append("taken")
+
+        with at_point(number, lambda code: code.co_filename == outer_lock.__file__, come_between) as point:
+            try:
+                interrupted["by"](handler)
+            except CannotWait:
+                seen.append("refused")
+            seen.append(go_on.is_set())
+        go_on.set()
+        for each in others:
+            each.join(patience())
+        left = point.left
+        assert seen == ["refused" if others else "taken", False], point.where
+    assert number > 2
+
+
 def test_others_wait_for_it(taken):
     lock, go_on = taken
     go_on.set()
-    with lock.asked(), lock.asked():
+    with lock, lock:
         assert lock._lock._is_owned()
     assert not lock._lock._is_owned()
 
@@ -141,7 +178,7 @@ def test_no_interrupt_leaves_it_taken(at_point):
     lock, number, left = OuterLock("test", Rank.LEAF, "a test"), 0, 0
     while left <= 0:
         number += 1
-        with at_point(number, lambda code: code.co_filename in (__file__, outer_lock.__file__)) as point, lock.asked():
+        with at_point(number, lambda code: code.co_filename in (__file__, outer_lock.__file__)) as point, lock:
             len("")
         left = point.left
         sys.settrace(None)

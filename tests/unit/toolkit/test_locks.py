@@ -31,14 +31,6 @@ def test_a_lock_is_pythons_own(monkeypatch):
     assert known not in locks.known
 
 
-def test_it_is_known_whether_another_thread_has_it():
-    made = locks.lock("made", Rank.LEAF)
-    assert not locks.is_elsewhere(made)
-    with made:
-        assert not locks.is_elsewhere(made)
-        assert together(lambda: locks.is_elsewhere(made)) == [True]
-
-
 def test_a_forked_child_has_no_lock_of_other_threads():
     other, mine = locks.lock("other", Rank.DEVICE), locks.lock("mine", Rank.LEAF)
     together(other.acquire)

@@ -68,7 +68,7 @@ class CrossStreamReuse:
 
     def _reclaim(self, stream: int, size: int) -> None:
         lists = self.lists
-        with self._recording.asked():
+        with self._recording:
             made = lists.ask(self._worth_asking, stream, size)
             try:
                 for pending in made or ():
@@ -121,7 +121,7 @@ class CrossStreamReuse:
         CannotWait
             Another thread may be naming it, and this is a handler: the stream has to stay for now.
         """
-        with self._recording.asked():
+        with self._recording:
             with self.lists.lock:
                 if self.lists.changing and (cache := self.lists.by_stream.get(stream)) is not None:
                     cache.handle_valid = False  # it is destroyed before the lists are changed
@@ -159,7 +159,7 @@ class CrossStreamReuse:
         if not self._captures:
             return False
         try:
-            with self._recording.asked():  # so that no handle is forgotten meanwhile
+            with self._recording:  # so that no handle is forgotten meanwhile
                 with self.lists.lock:
                     caches = list(self.lists.by_stream.values())
                 # The legacy stream first: it cannot be asked where some other is capturing, and that is the answer.
