@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...spi.sizes import size_text, time_text
 from ...spi.types import CopyKind
-from ...toolkit.locks import Rank, lock
 from ..base.device_handle import DeviceHandle
 from ..base.scopes import FREE_THREADED
 from ..base.shown import html_table, text_table
@@ -219,9 +218,9 @@ class LockedStatistics(CopyStatistics):
 
     __slots__ = ("lock",)
 
-    def __init__(self, handle: DeviceHandle, trace: TraceFile | None) -> None:
+    def __init__(self, handle: DeviceHandle, trace: TraceFile | None, lock: threading.RLock) -> None:
         super().__init__(handle, trace)
-        self.lock = lock("counts of copies, without a GIL", Rank.LEAF)
+        self.lock = lock
 
     def count(self, *copy: Any, **more: Any) -> float:
         """Count a copy."""
@@ -239,9 +238,9 @@ class LockedStatistics(CopyStatistics):
             return super().take(reset)
 
 
-def copy_statistics(handle: DeviceHandle, trace: TraceFile | None) -> CopyStatistics:
-    """Those that are exact in this interpreter."""
-    return (LockedStatistics if FREE_THREADED else CopyStatistics)(handle, trace)
+def copy_statistics(handle: DeviceHandle, trace: TraceFile | None, lock: threading.RLock) -> CopyStatistics:
+    """Those that are exact in this interpreter; the lock is the device's."""
+    return LockedStatistics(handle, trace, lock) if FREE_THREADED else CopyStatistics(handle, trace)
 
 
 class Waiting:

@@ -26,7 +26,6 @@ from typing import Any
 import numpy.typing as npt
 
 from ....toolkit.deferred_errors import FirstError
-from ....toolkit.locks import Rank, lock
 from ....toolkit.threads import run_apart
 from ..host_copy import copy_elements
 from ..trace import TraceFile
@@ -137,14 +136,13 @@ class CopyWorkers:
 class _Job:
     """The steps of one call."""
 
-    __slots__ = ("_first", "_lock", "_steps", "_stopped", "_working")
+    __slots__ = ("_first", "_steps", "_stopped", "_working")
 
     def __init__(self, steps: list[Step], first: FirstError) -> None:
         self._first = first
         self._steps = deque(steps)
-        #: Workers that are at work; the lock is for them alone.
-        self._working = 0
-        self._lock = lock("copy workers", Rank.LEAF)
+        #: Has one element for each worker that is at work.
+        self._working: list[None] = []
         #: A token of each worker that has stopped.
         self._stopped: SimpleQueue[None] = SimpleQueue()
 
@@ -156,14 +154,12 @@ class _Job:
 
     def help(self) -> None:
         """Take steps on a worker."""
-        with self._lock:
-            self._working += 1  # before the first step is taken: the caller must not look in between
+        self._working.append(None)  # before the first step is taken: the caller must not look in between
         try:
             self.work()
         except BaseException as error:
             self._first.put(error)
-        with self._lock:
-            self._working -= 1
+        self._working.pop()
         self._stopped.put(None)
 
     def wait(self) -> None:

@@ -11,10 +11,7 @@ from numba.cuda.simulator import kernel as simulator
 from numba.cuda.simulator.kernelapi import FakeCUDAModule
 
 from ....spi.errors import UnsupportedError
-from ....toolkit.locks import Rank, lock
 from ...work_items import Dim3, WorkItem, this_thread
-
-_lock = lock("arrays of numba's simulator", Rank.LEAF)
 
 
 class SimulatedThread:
@@ -61,11 +58,9 @@ class SimulatedThread:
         while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("devmem."):
             frame = frame.f_back
         place = frame.f_code.co_filename, frame.f_lineno
-        with _lock:
-            arrays = self.launch.shared._allocations
-            if place not in arrays:
-                arrays.setdefault(place, np.empty(shape, dtype))
-            return arrays[place]
+        arrays = self.launch.shared._allocations
+        # In one step: threads of the block come here together.
+        return arrays[place] if place in arrays else arrays.setdefault(place, np.empty(shape, dtype))
 
     def local_array(self, shape: Any, dtype: Any) -> Any:
         """An array of this thread alone."""

@@ -61,7 +61,7 @@ class SimulatedLaunch(LaunchParameters):
         self._lock = lock("simulator launch", Rank.LEAF)
         self._next = 0
         self._failures: dict[int, BaseException] = {}
-        self._interrupts = Interrupts()
+        self._interrupts = Interrupts(self._lock)
         self._begun = self._ended = False
         self._cooperative = cooperative
         self._compiled = compiled  #: to run in the simulator's place, where it can

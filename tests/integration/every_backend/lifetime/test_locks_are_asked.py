@@ -53,8 +53,6 @@ OUTER = {file for rank, file in ROWS if rank != "LEAF"}
 NOT_ASKED = {
     "_core/base/scopes.py": "taken where there is no GIL",
     "_core/bulk/files/disk.py": "taken where the system has no pread",
-    "_core/copy/staging/workers.py": "taken by the threads that copy, on which no handler runs",
-    "_core/copy/statistics.py": "taken where there is no GIL",
     "_core/device/device.py": "taken as a device is opened, before all verbs",
     "_core/copy/trace.py": "taken where DEVMEM_TRACE names a file",
     "_core/interop/ipc.py": "taken as a block of another process's pool is opened and let go of",
@@ -64,10 +62,8 @@ NOT_ASKED = {
     "backends/roc/runtime.py": "taken once, as the runtime is loaded",
     "compat/numba_cuda/cudadrv/state.py": "the drop-in",
     "kernels/code.py": "compiling; no verb of memory holds the simulator's locks",
-    "kernels/compilers/numba_cuda/cudasim.py": "the same",
     "kernels/compilers/simulator/atomics.py": "the same",
     "kernels/compilers/simulator/compiled_blocks.py": "the same",
-    "kernels/compilers/simulator/interrupts.py": "the same",
     "kernels/compilers/simulator/launch.py": "the same",
     "toolkit/races.py": "taken where DEVMEM_RACES is set",
 }
