@@ -1,7 +1,8 @@
 """Every lock of devmem: reentrant, known by its name, and of a rank.
 
-A lock is taken by ``with`` on itself, and never else: Python takes it, and gives it back, in C, so no exception of a signal's
-handler comes in between. It is reentrant, as a handler or a finalizer may call devmem on the thread that has it.
+A lock is taken by ``with`` on itself, and never else (those that a handler may not wait for: `_core/base/outer_lock.py`). Python
+takes it, and gives it back, in C, so no exception of a signal's handler comes in between. It is reentrant, as a handler or a
+finalizer may call devmem on the thread that has it.
 
 A thread takes locks in the order of their ranks: anew only one of a higher rank than all that it has. So no two threads wait for
 one another. Nothing checks this but the tests (`tests/helpers/lock_order.py`), so that a lock costs what Python's does.
