@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,6 +24,7 @@ from .spi.errors import DevmemError, DevmemWarning, PluginError
 from .spi.files import DirectFiles
 from .spi.kernel import KernelCompiler
 from .spi.memory import ResourceFactory
+from .toolkit.locks import Rank, lock
 
 GROUP = "devmem"
 
@@ -150,7 +152,7 @@ class Registry:
     files: dict[str, DirectFiles] = field(default_factory=dict)
     third_parties_loaded: bool = False
     entries_loaded: list[object] = field(default_factory=list)
-    lock: threading.RLock = field(default_factory=threading.RLock)
+    lock: threading.RLock = field(default_factory=partial(lock, "plugins", Rank.PLUGIN))
 
     def configure(self, block: tuple[str, ...]) -> None:
         """Set the entry points that are not to be loaded; those loaded already are not affected."""

@@ -60,6 +60,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "devmem"))
 providers._get_local_constants = providers.Constants
 
 
+def pytest_configure() -> None:
+    import lock_order  # which imports devmem
+
+    lock_order.install()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections() -> None:
     """What exists by now need not be looked at thousands of times: collections were a third of the suite's time."""
@@ -168,8 +174,29 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-def pytest_runtest_teardown() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, Any, Any]:
+    import lock_order
+
+    result = yield
+    wrong, lock_order.noted = lock_order.noted, []
+    assert not wrong, "\n".join(wrong)
+    return result
+
+
+@pytest.hookimpl(specname="pytest_runtest_teardown")
+def no_exception_is_left() -> None:
     assert sys.exc_info()[1] is None, "the test has left an exception behind: mark it with own_thread"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Look at the order of locks, but where the test raises between any two lines, or calls devmem there."""
+    import lock_order
+
+    asks = "at_point" in getattr(item, "fixturenames", ())
+    lock_order.is_looking = not asks and not any(map(item.get_closest_marker, ("interrupts", "comes_between")))
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from ..spi.driver import Driver
 from ..spi.errors import BackendUnavailable, ConfigError
 from ..spi.sizes import exact_size
 from ..toolkit import toolchain
+from ..toolkit.locks import Rank, lock
 from .foreign_resource import ForeignResource, import_library, raw_handle
 from .lent_blocks import LentBlocks, warn
 
@@ -106,7 +106,6 @@ class Shim:
         self.backend = backend
         self.path = toolchain.shared_library("torch_shim.so", [SHIM], SHIM_FLAGS)
         self._lent: dict[int, LentBlocks] = {}
-        self._lock = threading.RLock()
         # Kept for the life of the process, as the C library keeps their addresses.
         self._callbacks = ALLOCATE(self._allocate), FREE(self._free)
         self._library = ctypes.CDLL(str(self.path))
@@ -118,10 +117,11 @@ class Shim:
 
     def lent(self, ordinal: int) -> LentBlocks:
         """The blocks of one device that are lent to PyTorch."""
-        with self._lock:
-            if ordinal not in self._lent:
-                self._lent.setdefault(ordinal, LentBlocks(device_of(f"{self.backend}:{ordinal}")))
-            return self._lent[ordinal]
+        if ordinal not in self._lent:
+            self._lent.setdefault(
+                ordinal, LentBlocks(device_of(f"{self.backend}:{ordinal}"))
+            )  # one, whichever comes first
+        return self._lent[ordinal]
 
     def _allocate(self, nbytes: int, ordinal: int, stream: int | None) -> int:
         try:
@@ -138,7 +138,7 @@ class Shim:
 
 
 _shim: Shim | None = None
-_shim_lock = threading.RLock()
+_shim_lock = lock("PyTorch shim", Rank.COMPILE)
 
 
 def pluggable_allocator(device: Any = None) -> Any:

@@ -13,6 +13,7 @@ from .._core.base.plugin_registry import registry
 from ..spi.errors import ConfigError, UnsupportedError
 from ..spi.kernel import CompiledKernel, KernelCompiler
 from ..spi.types import Capability
+from ..toolkit.locks import Rank
 from .functions import KernelFunction, counted
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class CompiledCodes:
         #: By the device and what a launch knows of its arguments without the compiler.
         self.by_key: dict[tuple[Any, ...], CompiledCode] = {}
         self.by_types: dict[tuple[OpenDevice, Types], CompiledCode] = {}
-        self.compiling = OuterLock("a kernel, which another thread compiles,")
+        self.compiling = OuterLock("variants of a kernel", Rank.COMPILE, "a kernel, which another thread compiles,")
 
     def for_arguments(
         self, opened: OpenDevice, key: tuple[Any, ...], arguments: Sequence[object], stream: Stream

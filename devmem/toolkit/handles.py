@@ -11,12 +11,12 @@ Lookups take no lock; `add` and `take` do.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, NoReturn, SupportsInt, TypeVar
 
 from ..spi.errors import DevmemError
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
+from .locks import Rank, lock
 from .vendor_functions import INVALID_HANDLE
 
 H = TypeVar("H", bound=SupportsInt)
@@ -51,7 +51,7 @@ class Handles(dict[int, H], Generic[H]):
         self._make, self._refuse, self._what, self._foreign = make, refuse, what, foreign
         self._defaults = frozenset(self)
         self._destroyed: dict[int, None] = {}  # in the order of destruction: older addresses are in use again
-        self._lock = threading.RLock()
+        self._lock = lock("handle table", Rank.LEAF)
 
     @property
     def unordered(self) -> bool:

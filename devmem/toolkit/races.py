@@ -16,7 +16,6 @@ it assumes that there is one: what it reports is a race.
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from typing import NamedTuple
 
 from ..spi.errors import DevmemWarning
 from ..spi.sizes import exact_size
+from .locks import Rank, lock
 
 #: By number of a stream, how many of its operations come before.
 Clock = dict[int, int]
@@ -99,7 +99,7 @@ class RaceDetector:
     """The clocks and accesses of all checked devices of the process."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = lock("race detector", Rank.LEAF)
         self.host: Clock = {}
         self.reports: list[Race] = []
         self._numbers = 0
@@ -215,7 +215,6 @@ def meet(one: Access, other: Access) -> bool:
 
 
 def _after_fork_in_child() -> None:
-    detector.lock = threading.RLock()
     detector.reports.clear()  # the parent's
 
 

@@ -2,7 +2,7 @@
 
 Threads are real, so that thread locals, context variables and vendors' libraries see what they always see; a baton goes from one
 to the next. Within `Scheduler.run` the modules of devmem that name ``threading``, ``SimpleQueue`` or ``time`` are given those of
-this file, and the locks that they keep at module level are replaced. So the package has no factory of locks, and pays nothing.
+this file, and the locks that they keep at module level are replaced.
 
 Threads may switch where they take or let go of a lock, wait, start another thread or sleep, and where the program under test
 calls `point`: `schedules.ScheduledDriver` does so at both ends of each call of a driver. A ``fine`` scheduler switches besides
@@ -404,7 +404,7 @@ def replaced() -> Iterator[None]:
     """Give devmem's modules the scheduler's locks, queues and threads."""
     locks: dict[int, Lock] = {}  # one for one, also where two names mean the same
     undo = []
-    for holder, name in _places(len(sys.modules)):
+    for holder, name in places():
         before = getattr(holder, name)
         undo.append((holder, name, before))
         instead = INSTEAD.get(id(before)) or locks.setdefault(id(before), RLock())
@@ -424,10 +424,18 @@ INSTEAD: dict[int, object] = {
 }
 
 
+#: What is taken for a lock.
+KINDS: list[type] = [type(threading.RLock()), type(threading.Lock())]
+
+
+def places() -> list[tuple[object, str]]:
+    """Where devmem's modules name what is replaced, or keep a lock: in a global, or in an object that is one."""
+    return _places(len(sys.modules))
+
+
 @functools.lru_cache(maxsize=1)
 def _places(modules: int) -> list[tuple[object, str]]:
-    """Where devmem's modules name what is replaced, or keep a lock: in a global, or in an object that is one."""
-    kinds = (type(threading.RLock()), type(threading.Lock()))
+    kinds = tuple(KINDS)
     found: list[tuple[object, str]] = []
     for path, module in list(sys.modules.items()):
         if path.startswith("devmem.") and not path.startswith("devmem.testing"):

@@ -52,6 +52,7 @@ class Changes:
 
     def tell(self) -> None:
         """Let what waits look again."""
-        with suppress(IndexError):
-            for _ in range(len(self._waiting)):
-                self._waiting.popleft().put(None)
+        if self._waiting:
+            with suppress(IndexError):
+                for _ in range(len(self._waiting)):
+                    self._waiting.popleft().put(None)

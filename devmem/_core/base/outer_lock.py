@@ -7,10 +7,12 @@ this lock: one that another thread has is refused to it.
 # Decision: docs/adr/0014-interrupts-and-handlers-may-come-anywhere.md
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
 from operator import attrgetter
 
+from ...toolkit.locks import Rank, lock
 from .interrupts import check_may_wait
 
 #: Methods of a program's memory resource that stands over one of devmem's: they are called without a lock.
@@ -29,16 +31,19 @@ class OuterLock:
 
     __slots__ = ("_lock", "what")
 
-    #: Called in C: an interrupt comes before the lock is given back, or behind it, and not in between.
+    #: The lock's own: it is given back in C.
     __exit__: Callable[..., None] = property(attrgetter("_lock.__exit__"))  # type: ignore[assignment]
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, name: str, rank: Rank, what: str) -> None:
         self.what = what
-        self._lock = threading.RLock()
+        self._lock = lock(name, rank)
 
-    def __enter__(self) -> None:
-        # No handler comes behind the lines that take it: nothing is called there.
-        [taken] = map(self._lock.acquire, (False,))
-        if not taken:
-            check_may_wait(self.what, VERBS)
-            [taken] = map(self._lock.acquire, (True,))
+    @property
+    def __enter__(self) -> Callable[[], bool]:
+        """What takes it, in C as the lock's own does: at once, or, where this thread may wait, when the other gives it back."""
+        acquire = self._lock.acquire
+        return partial(next, filter(None, chain(map(acquire, [False]), self._ask(), map(acquire, [True]))))
+
+    def _ask(self) -> Iterator[bool]:
+        check_may_wait(self.what, VERBS)
+        yield False

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 from weakref import ref
 
 from ...spi.errors import DevmemError
+from ...toolkit.locks import Rank, lock
 
 T = TypeVar("T")
 #: Whether threads run Python at the same time: then adding to an attribute that they share takes a lock.
@@ -299,7 +300,7 @@ class Scope(Generic[T]):
 
 def count_lock() -> AbstractContextManager[object]:
     """What is held while a count that threads share changes, by statements without a call: nothing comes between under a GIL."""
-    return threading.RLock() if FREE_THREADED else nullcontext()
+    return lock("open scopes, without a GIL", Rank.LEAF) if FREE_THREADED else nullcontext()
 
 
 class Deferral:
@@ -311,12 +312,12 @@ class Deferral:
     __slots__ = ("counting", "depth")
 
     def __init__(self) -> None:
+        self.counting = count_lock()
         self.reset()
 
     def reset(self) -> None:
         """Forget blocks of threads that do not exist in the child of a fork."""
         self.depth = 0
-        self.counting = count_lock()
 
 
 deferral = Deferral()

@@ -218,9 +218,9 @@ class LockedStatistics(CopyStatistics):
 
     __slots__ = ("lock",)
 
-    def __init__(self, handle: DeviceHandle, trace: TraceFile | None) -> None:
+    def __init__(self, handle: DeviceHandle, trace: TraceFile | None, lock: threading.RLock) -> None:
         super().__init__(handle, trace)
-        self.lock = threading.RLock()
+        self.lock = lock
 
     def count(self, *copy: Any, **more: Any) -> float:
         """Count a copy."""
@@ -238,9 +238,9 @@ class LockedStatistics(CopyStatistics):
             return super().take(reset)
 
 
-def copy_statistics(handle: DeviceHandle, trace: TraceFile | None) -> CopyStatistics:
-    """Those that are exact in this interpreter."""
-    return (LockedStatistics if FREE_THREADED else CopyStatistics)(handle, trace)
+def copy_statistics(handle: DeviceHandle, trace: TraceFile | None, lock: threading.RLock) -> CopyStatistics:
+    """Those that are exact in this interpreter; the lock is the device's."""
+    return LockedStatistics(handle, trace, lock) if FREE_THREADED else CopyStatistics(handle, trace)
 
 
 class Waiting:

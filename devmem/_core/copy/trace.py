@@ -17,11 +17,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ...spi.errors import ConfigError, DevmemWarning
+from ...toolkit.locks import Rank, lock
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_lock = threading.RLock()
+_lock = lock("trace file", Rank.LEAF)
 _open: TraceFile | None = None
 _forked = False
 
@@ -138,8 +139,7 @@ def _lock_file(fd: int) -> bool:
 
 def _after_fork_in_child() -> None:
     """Leave the file to the parent."""
-    global _open, _forked, _lock
-    _lock = threading.RLock()
+    global _open, _forked
     if _open is not None:
         _forked = True
         _open.close()

@@ -5,17 +5,16 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
-from ... import plugins
 from ..._native import core
 from ...spi.driver import Driver
 from ...spi.errors import ConfigError, DeviceLost, DevmemError, ForkedError
 from ...spi.sizes import size_text
 from ...spi.types import DeviceInfo, MemoryInfo
 from ...toolkit.deferred_errors import FirstError, fresh_copy
+from ...toolkit.locks import Rank
 from ..base import scopes
 from ..base.advice import DEVICE, Listed, advise, made_by
 from ..base.config import forget, settings, variable_of
@@ -32,7 +31,7 @@ from .open_device import OpenDevice, close_left_open, left_open
 
 _devices: dict[tuple[str, int], Device] = {}
 _default: Device | None = None
-_lock = OuterLock("a device, which another thread opens,")
+_lock = OuterLock("devices", Rank.DEVICE, "a device, which another thread opens,")
 _left_behind: set[str] = set()
 _exiting = False
 
@@ -471,10 +470,7 @@ def _forget_lane() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _lock
-    _lock = OuterLock(_lock.what)
     scopes.deferral.reset()
-    plugins.registry.lock = threading.RLock()
     page_locks.forget_after_fork()
     leaked.extend(left_open)
     left_open.clear()

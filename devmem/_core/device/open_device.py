@@ -51,7 +51,7 @@ class OpenDevice:
         self.memory = DeviceMemory(handle, self.free_queue)
         self.streams.on_destroy = self.memory.forget_stream
         self.page_locks = page_locks_of(device.backend)
-        self.statistics = copy_statistics(handle, tracefile(settings().trace))
+        self.statistics = copy_statistics(handle, tracefile(settings().trace), self.completions.events.lock)
         if told := handle.info.facts.get("copy_calls"):
             self.statistics.note("calls chosen", str(told))
         self.ring = Ring(handle, self.completions, self.streams, self.statistics)

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...spi.errors import BackendError, LayoutError, UnsupportedError
 from ...spi.types import Capability
+from ...toolkit.locks import Rank
 from ..base.arguments import layout_of
 from ..base.array_view import ArrayView
 from ..base.device_handle import CurrentDevice
@@ -129,7 +130,11 @@ class OpenedPool(Opened):
     """Memory of other processes' pools. A block that is opened again is not imported again: the vendors do not count imports."""
 
     def __init__(self) -> None:
-        self._lock = OuterLock("memory of another process's pool, while another thread opens or closes some,")
+        self._lock = OuterLock(
+            "opened pool memory",
+            Rank.DRIVER,
+            "memory of another process's pool, while another thread opens or closes some,",
+        )
         self._blocks: dict[tuple[str, bytes], int] = {}
         #: How often each is open.
         self._times: defaultdict[int, int] = defaultdict(int)

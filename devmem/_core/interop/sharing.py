@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 from ...spi.errors import ClosedError, DevmemError, LayoutError
+from ...toolkit.locks import Rank
 from ...toolkit.threads import run_apart
 from ..base.outer_lock import OuterLock
 
@@ -76,7 +77,7 @@ _descriptors: WeakKeyDictionary[DeviceHandle, Descriptor] = WeakKeyDictionary()
 #: Resources that have descriptors of their blocks.
 _sources: WeakSet[VirtualMemory] = WeakSet()
 #: Taken on threads of `run_apart` only.
-_starting = OuterLock("the first IPC handle, which another thread makes,")
+_starting = OuterLock("start of sharing", Rank.DEVICE, "the first IPC handle, which another thread makes,")
 _listener: socket.socket | None = None
 
 
@@ -279,7 +280,7 @@ def _end() -> None:
 
 def _forget() -> None:
     """Let go of the parent's socket and descriptors, in a forked child: the parent goes on answering."""
-    global _listener, _starting
+    global _listener
     listener, _listener = _listener, None
     if listener is not None:
         listener.close()
@@ -288,7 +289,6 @@ def _forget() -> None:
     _descriptors.clear()
     for source in _sources:
         source.exported.clear()
-    _starting = OuterLock(_starting.what)
 
 
 atexit.register(_end)

@@ -14,7 +14,6 @@ No lock is held across a call of the driver.
 # Decision: docs/adr/0001-dropped-memory-waits-in-one-queue.md
 from __future__ import annotations
 
-import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -65,7 +64,7 @@ class DeferredFreeQueue:
         self.foreign_releases: deque[PendingRelease] = deque()
         self.max_count = settings().max_pending_deallocs_count
         self.max_bytes = int(settings().max_pending_deallocs_ratio * handle.info.total_bytes)
-        self._lock = threading.RLock()
+        self._lock = completions.events.lock
         #: Threads inside of a call that waits for no stream.
         self._hurried: list[int] = []
 
@@ -183,8 +182,7 @@ class DeferredFreeQueue:
         leaked.append(self.foreign_releases.copy())
 
     def forget_after_fork(self) -> None:
-        """In the child of a fork: forget everything, free nothing, and take no lock that the parent may have held."""
-        self._lock = threading.RLock()
+        """In the child of a fork: forget everything, and free nothing."""
         # Kept referenced: copies of the parent's host buffers die with this process, not before.
         leaked.extend((list(self.dropped), self.pending, self.foreign_releases))
         self.dropped.clear()

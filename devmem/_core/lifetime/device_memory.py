@@ -17,15 +17,16 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 from ...spi.errors import DevmemError, DevmemWarning, OutOfMemory
 from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM, AllocFlags, Capability, HostMemoryInfo, MemoryInfo, MemoryKind
 from ...toolkit.deferred_errors import FirstError
+from ..base.changes import Changes
 from ..base.device_handle import CurrentDevice, DeviceHandle, without_own_frames
 from ..base.interrupts import CannotWait
-from ..base.outer_lock import OuterLock
 from ..base.scopes import Scope, ScopeVariable, deferral
 from ..memory import default_host_resource, default_resource, of_kind, prepare, resource_of
 from ..memory.adaptor import cached_in, chain, kept_by, part_with, stream_tables
@@ -63,7 +64,10 @@ class DeviceMemory:
         #: What the stacks know of streams, for the compiled core: a stream that is in none of these tables may end untold.
         self.stream_tables: tuple[dict[int, Any], ...] | None = ()
         self.trim_others: list[tuple[str, Callable[[], object]]] = []
-        self._lock = OuterLock("a memory stack, while another thread sets one up,")
+        self._lock = queue.completions.events.lock
+        #: Which call binds a resource for a kind of memory. One that was interrupted has gone from here.
+        self._setting_up: dict[tuple[int, MemoryKind], weakref.ref[SettingUp]] = {}
+        self._changes = Changes(self._lock)
         self._named: dict[tuple[MemoryKind, str], MemoryResource] = {}
         #: Resources without a heap: a block may have been on its way back to one as the heap was forgotten.
         self._forgotten: list[weakref.ref[Any]] = []
@@ -80,15 +84,44 @@ class DeviceMemory:
         return resource_of(what, self.handle, self._named, kind)
 
     def bind(self, resource: MemoryResource, kind: MemoryKind = MemoryKind.DEVICE) -> Heap:
-        """Make a heap of a resource, once for each resource and kind of memory that it serves."""
-        if self.heaps and self._heap_of(resource, kind) is None:
+        """Make a heap of a resource, once for each resource and kind of memory that it serves.
+
+        The resource's own ``bind`` is called without a lock. Another thread that wants the same resource waits for it.
+
+        Raises
+        ------
+        CannotWait
+            This is a signal's handler or a finalizer, and another thread binds the resource.
+        """
+        found = self._heap_of(resource, kind)
+        if found is not None:
+            return found
+        if self.heaps:
             self.forget_idle_heaps()
+        key, mine = (id(resource), kind), SettingUp()
+        try:
+            if not self._set_up(key, mine):
+                self._changes.wait_until(partial(self._set_up, key, mine), "a memory stack that another thread sets up")
+            found = self._heap_of(resource, kind)
+            if found is None:
+                made = Heap(self.handle, prepare(resource, self.handle, self.usage), kind)
+                with self._lock:
+                    found = self._heap_of(resource, kind) or made  # the resource may have bound itself
+                    self._remember(found)
+            return found
+        finally:
+            if (kept := self._setting_up.get(key)) is not None and kept() is mine:
+                del self._setting_up[key]
+                self._changes.tell()
+
+    def _set_up(self, key: tuple[int, MemoryKind], mine: SettingUp) -> bool:
+        """Let a call bind a resource, unless another thread does."""
         with self._lock:
-            heap = self._heap_of(resource, kind)
-            if heap is None:
-                heap = Heap(self.handle, prepare(resource, self.handle, self.usage), kind)
-                self._set_heaps([*self.heaps, heap])
-            return heap
+            kept = self._setting_up.get(key)
+            other = None if kept is None else kept()
+            if other is None:
+                self._setting_up[key] = weakref.ref(mine)
+            return other is None or other.thread == mine.thread
 
     def _heap_of(self, resource: MemoryResource, kind: MemoryKind) -> Heap | None:
         return next((heap for heap in self.heaps if heap.resource is resource and heap.kind is kind), None)
@@ -110,15 +143,16 @@ class DeviceMemory:
                 # Resources, which may be the program's own code, are asked without the lock.
                 idle = [heap for heap in self._unused() if not heap.cached_bytes]
                 if idle:
-                    with self._lock:
-                        self._forget([heap for heap in self._unused() if heap in idle])
+                    self._forget(idle)
 
     def _forget(self, idle: list[Heap]) -> None:
-        for heap in idle:
+        for heap in idle:  # while they can be found: nothing binds their resources anew in between
             tell(part_with(heap.resource, "detach"), "detach", self.queue.streams.own_handles())
             with suppress(TypeError):  # of a third party, without weak references
                 self._forgotten.append(weakref.ref(heap.resource))
-        self._set_heaps([heap for heap in self.heaps if heap not in idle])
+        with self._lock:
+            unused = self._unused()
+            self._set_heaps([heap for heap in self.heaps if heap not in idle or heap not in unused])
 
     def _unused(self) -> list[Heap]:
         chosen = [heap for installed in list(self._installed.values()) for heap in installed]
@@ -126,6 +160,7 @@ class DeviceMemory:
 
     def install(self, heap: Heap) -> None:
         """Make a heap the one that the whole device allocates its kind of memory from."""
+        self.installed(heap.kind)  # looks it up at first use, without the lock
         with self._lock:
             self._remember(heap)
             before = self.installed(heap.kind)
@@ -135,6 +170,7 @@ class DeviceMemory:
 
     def uninstall(self, heap: Heap) -> None:
         """Take back one `install`, in any order; nothing, if later ones have pushed it out."""
+        self.installed(heap.kind)
         with self._lock:
             self._remember(heap)
             installed = self.installed(heap.kind)
@@ -357,9 +393,8 @@ class DeviceMemory:
         """The stacks that are installed for a kind; the one that the settings name is the first, looked up at first use."""
         found = self._installed.get(kind)
         if found is None:
-            with self._lock:
-                resource = default_host_resource(self.handle, self._named, kind)
-                found = self._installed.setdefault(kind, [] if resource is None else [self.bind(resource, kind)])
+            resource = default_host_resource(self.handle, self._named, kind)
+            found = self._installed.setdefault(kind, [] if resource is None else [self.bind(resource, kind)])
         return found
 
     def _plain_heap(self, kind: MemoryKind, flags: AllocFlags) -> Heap:
@@ -430,6 +465,15 @@ class DeviceMemory:
     def _wait_for_device(self) -> None:
         self.handle.driver.synchronize()
         self.queue.completions.poll()
+
+
+class SettingUp:
+    """One call that binds a resource."""
+
+    __slots__ = ("__weakref__", "thread")
+
+    def __init__(self) -> None:
+        self.thread = get_ident()
 
 
 class MemoryScope(Scope[Any]):

@@ -20,6 +20,7 @@ from ...spi.errors import ClosedError, DeviceLost, DevmemError, LayoutError
 from ...spi.sizes import exact_size
 from ...spi.types import Capability
 from ...toolkit.deferred_errors import FirstError
+from ...toolkit.locks import Rank, lock
 from ..base.address import extent
 from ..base.changes import Changes
 from ..base.device_handle import CurrentDevice, DeviceHandle
@@ -60,7 +61,7 @@ class PageLockTable:
         self.closing: list[Driver] = []
         #: Ranges of addresses that copies are touching, each with its thread, by a key of each copy's own.
         self._copies: dict[object, tuple[int, int, int]] = {}
-        self._lock = threading.RLock()
+        self._lock = lock("page locks", Rank.LEAF)
         self._changes = Changes(self._lock)
 
     def join(self, handle: DeviceHandle, completions: CompletionTracker) -> None:

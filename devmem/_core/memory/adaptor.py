@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
@@ -10,6 +11,7 @@ from ...spi.driver import Driver
 from ...spi.errors import DevmemError, DevmemWarning, GuardError, PluginError
 from ...spi.memory import MemoryResource
 from ...spi.types import MemoryKind
+from ...toolkit.locks import Rank, lock
 from ..base.interrupts import CannotWait
 from ..base.shown import with_unit
 from .direct import NOT_PICKLED, DriverMemory, already_bound, unbound
@@ -44,6 +46,11 @@ class Adaptor:
         self.upstream = DriverMemory() if upstream is None else check_resource(upstream, repr(upstream))
         self.driver: Driver | None = None
         self._allocate = self._deallocate = unbound
+        below = self.upstream
+        #: The one lock of a stack: what its parts count, remember and keep. No part holds it while it calls the next.
+        self._lock: threading.RLock = (
+            below._lock if isinstance(below, Adaptor) and is_ours(below) else lock("memory stack", Rank.LEAF)
+        )
 
     def __repr__(self) -> str:
         # The whole chain, as it is built: Limit(PoolMemory(DriverMemory(host)), max_bytes=4096 bytes (4.0 KiB))

@@ -59,7 +59,6 @@ class FailNth(Adaptor):
         self.n, self.repeat, self.error = n, repeat, error
         #: Allocations asked for, those that failed too.
         self.calls = 0
-        self._lock = threading.RLock()
 
     def allocate(self, nbytes: int, stream: int) -> int:
         """Allocate, unless this is the one that fails."""

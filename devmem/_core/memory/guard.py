@@ -8,7 +8,6 @@ of the driver; while `Guard.check` reads, no block leaves the quarantine.
 from __future__ import annotations
 
 import sys
-import threading
 import traceback
 import warnings
 from collections import OrderedDict
@@ -105,7 +104,6 @@ class Guard(Adaptor):
         self._kept_bytes = 0
         self._gone: OrderedDict[int, _Block] = OrderedDict()
         self._checks: set[object] = set()
-        self._lock = threading.RLock()
         self._waits = True
         self._access: MemoryAccess
 

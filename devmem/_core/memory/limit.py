@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 from ...spi.driver import Driver
 from ...spi.errors import GuardError, OutOfMemory, PluginError
 from ...spi.memory import MemoryResource
@@ -47,7 +45,6 @@ class Limit(Adaptor):
         #: Bytes in use.
         self.current_bytes = 0
         self._most = 0
-        self._lock = threading.RLock()
 
     def bind(self, driver: Driver) -> None:
         """Take the device; a share of its memory becomes a number of bytes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import warnings
 from contextlib import suppress
@@ -52,7 +51,6 @@ class Log(Adaptor):
         self.path = os.fspath(path)
         self._frames = frames
         self._file: int | None = None
-        self._lock = threading.RLock()
         self._began = 0.0
 
     def bind(self, driver: Driver) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections import Counter
 from dataclasses import dataclass
 from types import FrameType
@@ -87,7 +86,6 @@ class Statistics(Adaptor):
         self.current_bytes = self.current_count = 0
         self.total_bytes = self.total_count = 0
         self._scopes = [_Scope(Snapshot(0, 0, 0, 0, 0, 0), 0, 0)]
-        self._lock = threading.RLock()
         self._sites: dict[int, tuple[int, Site]] | None = {} if owners else None
 
     @property

@@ -8,7 +8,6 @@ and the driver's would wait for each other. The thread is a daemon: what waits a
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 import weakref
 from _thread import start_new_thread
@@ -16,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 
 from ...spi.errors import DevmemError, DevmemWarning
+from ...toolkit.locks import Rank, lock
 from ..base.interrupts import holds_nothing
 
 #: What is given the error of the wait, or None.
@@ -33,7 +33,7 @@ class _Waiting:
 
 
 _waiting: weakref.WeakKeyDictionary[Hashable, _Waiting] = weakref.WeakKeyDictionary()
-_lock = threading.RLock()
+_lock = lock("stream callbacks", Rank.LEAF)
 
 
 def call_behind(stream: Hashable, wait: Callable[[], object], callback: Callback) -> None:
@@ -74,8 +74,6 @@ def _call_all(stream: Hashable, waiting: _Waiting) -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _lock
-    _lock = threading.RLock()
     _waiting.clear()  # the threads are the parent's
 
 

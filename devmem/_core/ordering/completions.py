@@ -4,25 +4,25 @@ A copy that may still run after its call needs both of its sides; a block that c
 when that stream has passed the work before it. Each such payload is put behind an event, in the order of its stream, and given
 out again when the event has completed.
 
-`poll` is called at safe points: in verbs, on the caller's thread, never by the collector. It never waits, and lets go of payloads
-outside its lock, because their finalizers may run user code. It may be re-entered by such a finalizer on the same thread: the
-inner call then does nothing. What can never be told (work in a captured graph, which may run at any time; events of a lost
-device) is kept until the process ends: a leak is preferred to a dangling address.
+`poll` is called at safe points: in verbs, on the caller's thread, never by the collector. It never waits. It asks the driver, and
+lets go of payloads, outside its lock: their finalizers may run user code, which may poll again. What can never be told (work in a
+captured graph, which may run at any time; events of a lost device) is kept until the process ends: a leak is preferred to a
+dangling address.
 """
 
 # Decision: docs/adr/0001-dropped-memory-waits-in-one-queue.md
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from ...spi.errors import DevmemError, UnsupportedError
 from ...toolkit.deferred_errors import FirstError
+from ...toolkit.locks import Rank, lock
 from ..base.device_handle import DeviceHandle
 from .event import Event
 from .leases import HandleLeases, HasDriver, OwnedHandle
@@ -50,6 +50,8 @@ class EventPool:
 
     def __init__(self, owner: HasDriver) -> None:
         self.owner = owner
+        #: The one lock of an open device: what runs on it, what was dropped, its slots and its memory stacks.
+        self.lock = lock("open device", Rank.LEAF)
         self.leases = HandleLeases()
         #: Every event that exists, so that the close of the device can destroy them.
         self.events: dict[int, OwnedHandle] = {}
@@ -129,57 +131,59 @@ class CompletionQueue(Generic[K, T]):
 
     def __init__(self, events: EventPool) -> None:
         self.events = events
-        self.lock = threading.RLock()
+        self.lock = events.lock
         self.waiting: dict[K, deque[tuple[int, T]]] = {}
-        self._polling = False
-        self._completed: list[tuple[int, T]] = []
+        self._adding = False
+        self._completed: list[T] = []
 
     def add(self, key: K, stream: int, payload: T) -> None:
         """Put a payload behind all work that is on the stream now; the device is entered."""
         event = self.events.record(stream)
         with self.lock:
             # A finalizer that polls in between would take the empty queue out.
-            polling, self._polling = self._polling, True
+            adding, self._adding = self._adding, True
             try:
                 self.waiting.setdefault(key, deque()).append((event, payload))
             finally:
-                self._polling = polling
+                self._adding = adding
 
     def completed(self) -> list[T]:
-        """Take out the payloads whose events have completed; none where a finalizer re-enters a call on its thread.
+        """Take out the payloads whose events have completed; none where a finalizer comes into `add` on its thread.
 
         A query that fails loses no payload: the next call returns what this one has found.
         """
+        passed = [key for key, queue in list(self.waiting.items()) if self._take_completed(queue)]
         with self.lock:
-            if self._polling:
+            if self._adding:
                 return []
-            self._polling = True
-            try:
-                return self._take_completed()
-            finally:
-                self._polling = False
+            found, self._completed = self._completed, []
+            for key in passed:  # last: as long as something is to be let go of, the queue has something waiting
+                if (
+                    key in self.waiting and not self.waiting[key]
+                ):  # a signal's handler adds nothing before the next line
+                    self.waiting.pop(key)
+        return found
 
-    def _take_completed(self) -> list[T]:
-        query, passed = self.events.owner.driver.event_query, list[K]()
-        for key, queue in list(self.waiting.items()):
-            # Events of one stream complete in order: the first that has not ends the search on that stream.
-            while queue:
-                event, payload = queue[0]
-                try:
-                    if not query(event):
-                        break
-                except UnsupportedError:  # it was recorded into a captured graph
-                    leaked.append(payload)
+    def _take_completed(self, queue: deque[tuple[int, T]]) -> bool:
+        """Take out what has completed on one stream; whether that is all."""
+        query = self.events.owner.driver.event_query
+        while queue:
+            try:
+                event, payload = first = queue[0]  # which keeps the event from being recorded anew
+            except IndexError:  # another thread has taken the last one
+                break
+            into: list[Any] = self._completed
+            try:
+                # Events of one stream complete in order: the first that has not ends the search on that stream.
+                if not query(event):
+                    return False
+            except UnsupportedError:  # it was recorded into a captured graph
+                into = leaked
+            with self.lock:
+                if queue and queue[0] is first:  # else another call has taken it; none comes before the next line
                     queue.popleft()
-                    continue
-                self._completed.append(queue.popleft())
-            if not queue:
-                passed.append(key)
-        found, self._completed = self._completed, []
-        for key in passed:  # last: as long as something is to be let go of, the queue has something waiting
-            if key in self.waiting and not self.waiting[key]:  # a signal's handler adds nothing before the next line
-                self.waiting.pop(key)
-        return [payload for _, payload in found]
+                    into.append(payload)
+        return True
 
     def forget(self) -> None:
         """Let go of every payload."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ from ...spi.errors import BackendError
 from ...spi.sizes import exact_size
 from ...spi.types import Extent
 from ...toolkit.driver_parts import DriverState
+from ...toolkit.locks import Rank, lock
 from ...toolkit.module_loader import ModuleLoader
 from ...toolkit.vendor_functions import VendorFunctions
 from .binding import code_of
@@ -36,7 +36,7 @@ class Kernels(ModuleLoader):
         )
         #: The most dynamic shared memory that the driver was told of, for each function.
         self._shared: dict[int, int] = {}
-        self._shared_lock = threading.RLock()
+        self._shared_lock = lock("sizes of shared memory", Rank.WITHIN_DRIVER)
 
     def unload(self, function: int) -> None:
         self._shared.pop(function, None)

@@ -21,7 +21,6 @@ import mmap
 import os
 import re
 import sys
-import threading
 from collections import deque
 from contextlib import suppress
 
@@ -29,6 +28,7 @@ import numpy as np
 
 from devmem.spi.sizes import exact_size
 
+from ...toolkit.locks import Rank, lock
 from .error_codes import host_error
 
 CHUNK = 1 << 20
@@ -63,7 +63,7 @@ class Arena:
         self._touched = bytearray(len(self._chunks))
         self._kept = 0  # bytes of free chunks with pages
         self._passed: deque[tuple[int, object]] = deque()  # blocks that can be recycled, and their ends
-        self._lock = threading.RLock()
+        self._lock = lock("arena", Rank.LEAF)
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of a new block of ``nbytes``, a multiple of 256; raise `OutOfMemory`."""

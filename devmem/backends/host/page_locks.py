@@ -8,12 +8,12 @@ for the range. Changes are made under a lock; questions read a table that never 
 from __future__ import annotations
 
 import mmap
-import threading
 from dataclasses import dataclass
 
 from devmem.toolkit.ranges import RangeTable
 
 from ...spi.sizes import exact_size
+from ...toolkit.locks import Rank, lock
 from .arena import address_of
 from .error_codes import host_error
 
@@ -44,7 +44,7 @@ class PageLockTable:
     def __init__(self) -> None:
         self.locks = RangeTable[PageLock]()
         self.windows = RangeTable[Window]()
-        self._changing = threading.RLock()
+        self._changing = lock("host page locks", Rank.WITHIN_DRIVER)
 
     def add(self, owner: object, ptr: int, nbytes: int, mapped: bool, hidden: bool) -> None:
         """Lock a range of whole pages; ``hidden``: if it is mapped, devices reach it at addresses that the host cannot."""

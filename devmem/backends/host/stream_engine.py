@@ -42,6 +42,7 @@ from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 from devmem.toolkit.exiting import is_exiting
 from devmem.toolkit.host_functions import this_thread
 
+from ...toolkit.locks import Rank, lock
 from .error_codes import host_error
 from .streams import Event, Job, Run, Stream, Use
 
@@ -54,7 +55,7 @@ EXIT_WAIT = 1.0
 _numbers = itertools.count(1)  # of jobs
 _handles = itertools.count(0x1000)  # of streams, events and holds; no handle is used twice, on any device
 _newest = [0]  # the number of the job that was published last
-_lock = threading.RLock()
+_lock = lock("order of jobs", Rank.WITHIN_DRIVER)
 _events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()  # of all devices
 _engines: weakref.WeakSet[StreamEngine] = weakref.WeakSet()
 _left_to_callers = False  # the program has ended: no thread begins a job any more
@@ -515,11 +516,8 @@ def _leave_to_callers() -> None:
 
 
 def _forget_parent() -> None:
-    """In the child of a fork no stream has a thread, and one may have held the lock: let the parent's engines refuse."""
-    global _lock
-    _lock = threading.RLock()
+    """In the child of a fork no stream has a thread: let the parent's engines refuse."""
     for engine in list(_engines):
-        engine.lock = _lock
         engine.stopping = True
     _engines.clear()
 

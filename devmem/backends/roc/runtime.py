@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,6 +13,7 @@ from typing import Any
 from ...spi.errors import BackendError, BackendUnavailable, DevmemWarning, UnsupportedError
 from ...toolkit import libraries
 from ...toolkit.libraries import Library, LibraryMissing
+from ...toolkit.locks import Rank, lock
 from ...toolkit.vendor_functions import StatusErrors, VendorFunctions
 from .functions import INSUFFICIENT_DRIVER, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, REQUIRED, STICKY
 from .providers import CtypesCalls, HipPython, Provider, installed
@@ -34,7 +34,7 @@ _INSTALL = {"rocm": UPGRADE, "hip": "pip install 'hip-python>=7,<8'"}
 #: Kept also where it was of no use: it cannot be unloaded, and would be found as one that another library has loaded.
 _libraries: dict[str, Library] = {}
 _found: dict[tuple[str, str], Runtime] = {}
-_lock = threading.RLock()
+_lock = lock("HIP runtime", Rank.WITHIN_DRIVER)
 #: Whether a parent of this process had called the runtime when it forked: AMD calls the state that is left undefined.
 _inherited = False
 
@@ -210,8 +210,8 @@ def _through(name: str, library: Library, passed_over: str) -> Runtime:
 
 
 def _after_fork_in_child() -> None:
-    global _lock, _inherited
-    _lock, _inherited = threading.RLock(), bool(_found)
+    global _inherited
+    _inherited = bool(_found)
 
 
 if hasattr(os, "register_at_fork"):

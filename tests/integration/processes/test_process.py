@@ -332,9 +332,10 @@ def test_a_fork_while_another_thread_holds_every_lock(tmp_path: Path) -> None:
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "devmem":
             find(vars(module), name)
-    known = ["core.device.device._lock._lock", ".memory._lock._lock", ".free_queue._lock", "_tables.host._lock"]
-    for end in known:
-        assert any(name.endswith(end) for name, _ in locks), (end, [name for name, _ in locks])
+    from devmem.toolkit.locks import known
+    known = {each.name: each() for each in known if each.name in ("devices", "open device", "page locks")}
+    assert len(known) == 3, known
+    assert all(any(lock is each for _, each in locks) for lock in known.values()), (known, locks)
 
     held, go_on = threading.Event(), threading.Event()
     def hold_all():
@@ -346,8 +347,7 @@ def test_a_fork_while_another_thread_holds_every_lock(tmp_path: Path) -> None:
     thread = threading.Thread(target=hold_all)
     thread.start()
     held.wait()
-    for end in known:
-        assert not any(lock.acquire(False) for name, lock in locks if name.endswith(end)), end
+    assert not any(lock.acquire(False) for lock in known.values())
     def work():
         refused({**old, **fresh})
         with dm.defer_cleanup():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from itertools import chain
 
 import pytest
 from waits import patience
@@ -15,12 +16,13 @@ from devmem._core.base.interrupts import CannotWait
 from devmem._core.base.outer_lock import OuterLock
 from devmem._core.memory.pool import engine
 from devmem.compat import numba_cuda
+from devmem.toolkit.locks import Rank
 
 
 @pytest.fixture
 def taken():
     """A lock that another thread has, and what ends that."""
-    lock, there, go_on = OuterLock("a test"), threading.Event(), threading.Event()
+    lock, there, go_on = OuterLock("test", Rank.COMPILE, "a test"), threading.Event(), threading.Event()
 
     def hold():
         with lock:
@@ -49,17 +51,17 @@ def test_a_handler_is_refused_what_another_thread_has(taken, at_point):
     assert seen
 
 
-class Asked:
-    """In place of the lock in an outer one: lets its holder go on when another thread waits for it."""
+@pytest.fixture
+def waited_for(taken, monkeypatch):
+    """The lock, whose holder goes on when another thread asks for it."""
+    lock, go_on = taken
 
-    def __init__(self, lock, go_on):
-        self.lock, self.go_on = lock, go_on
-        self.__exit__ = lock.__exit__
+    def let_go():
+        go_on.set()
+        yield False
 
-    def acquire(self, blocking):
-        if blocking:
-            self.go_on.set()
-        return self.lock.acquire(blocking)
+    monkeypatch.setattr(outer_lock, "chain", lambda first, ask, last: chain(first, ask, let_go(), last))
+    return lock
 
 
 def wrapped(verb):
@@ -67,16 +69,14 @@ def wrapped(verb):
 
 
 @pytest.mark.parametrize("decorator", [lambda verb: verb, wrapped], ids=["plain", "wrapped"])
-def test_a_resource_of_the_program_waits_for_it(taken, decorator):
+def test_a_resource_of_the_program_waits_for_it(waited_for, decorator):
     """What devmem calls there has interrupted nothing: a pool below it asks its streams as one without it does."""
-    lock, go_on = taken
-    lock._lock = Asked(lock._lock, go_on)
     seen = []
 
     class Own(dm.memory.Adaptor):
         @decorator
         def allocate(self, nbytes, stream):
-            with lock:
+            with waited_for:
                 seen.append(nbytes)
             return super().allocate(nbytes, stream)
 
@@ -86,14 +86,12 @@ def test_a_resource_of_the_program_waits_for_it(taken, decorator):
 
 
 @pytest.mark.parametrize("module", [dm, numba_cuda], ids=["devmem", "numba_cuda"])
-def test_a_callback_of_a_stream_waits_for_it(taken, module):
-    lock, go_on = taken
-    lock._lock = Asked(lock._lock, go_on)
+def test_a_callback_of_a_stream_waits_for_it(waited_for, module):
     done, failed = threading.Event(), []
 
     def called(*_):
         try:
-            with lock:
+            with waited_for:
                 pass
         except CannotWait as error:
             failed.append(str(error))
@@ -129,6 +127,44 @@ def test_a_handler_below_a_resource_of_the_program_is_refused(taken, at_point):
     assert seen
 
 
+def test_a_handler_waits_for_none_that_another_thread_takes_meanwhile(at_point):
+    """At each point of what takes the lock at which another thread may come."""
+    outer, number, left = OuterLock("test", Rank.COMPILE, "a test"), 0, 0
+    interrupted = {"__name__": "devmem.interrupted"}  # a call of devmem's
+    exec("def by(handler): handler()", interrupted)
+    while left <= 0:
+        number += 1
+        go_on, others, seen = threading.Event(), [], []
+
+        def hold(there, go_on=go_on):
+            with outer:
+                there.set()
+                go_on.wait(patience())
+
+        def come_between(others=others, hold=hold):
+            there = threading.Event()
+            others.append(threading.Thread(target=hold, args=(there,)))
+            others[0].start()
+            assert there.wait(patience())
+
+        def handler(seen=seen):
+            with outer:
+                seen.append("taken")
+
+        with at_point(number, lambda code: code.co_filename == outer_lock.__file__, come_between) as point:
+            try:
+                interrupted["by"](handler)
+            except CannotWait:
+                seen.append("refused")
+            seen.append(go_on.is_set())
+        go_on.set()
+        for each in others:
+            each.join(patience())
+        left = point.left
+        assert seen == ["refused" if others else "taken", False], point.where
+    assert number > 2
+
+
 def test_others_wait_for_it(taken):
     lock, go_on = taken
     go_on.set()
@@ -139,7 +175,7 @@ def test_others_wait_for_it(taken):
 
 @pytest.mark.own_thread
 def test_no_interrupt_leaves_it_taken(at_point):
-    lock, number, left = OuterLock("a test"), 0, 0
+    lock, number, left = OuterLock("test", Rank.LEAF, "a test"), 0, 0
     while left <= 0:
         number += 1
         with at_point(number, lambda code: code.co_filename in (__file__, outer_lock.__file__)) as point, lock:

@@ -668,33 +668,14 @@ STAGING = {
 }
 
 
-class InterruptAt:
-    """Raises KeyboardInterrupt once, at the n-th line of the staging that the block comes by; says whether it has."""
-
-    def __init__(self, line: int) -> None:
-        self.left = line
-
-    def __enter__(self) -> InterruptAt:
-        self.before = sys.gettrace()
-        sys.settrace(lambda frame, event, arg: self.at_line if frame.f_code.co_filename in STAGING else None)
-        return self
-
-    def at_line(self, frame: Any, event: str, arg: object) -> Any:
-        if event == "line":
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-        return self.at_line
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        sys.settrace(self.before)
-        return kind is KeyboardInterrupt
+def is_staging(code: Any) -> bool:
+    return code.co_filename in STAGING
 
 
 @pytest.mark.own_thread
 @pytest.mark.parametrize("what", ["to_device", "copy_to_host", "trim"])
-def test_an_interrupt_keeps_no_slot_from_the_next_copy(backend, context, what):
-    """At each line, wherever the slot is then: being made, taken, filled, put back. One may stay with the driver."""
+def test_an_interrupt_keeps_no_slot_from_the_next_copy(backend, context, what, at_point):
+    """At each point, wherever the slot is then: being made, taken, filled, put back. One may stay with the driver."""
     with context.device:  # current on this thread, too
         array, sent = dm.device_array(data().shape, "u1"), data()
         target, lost = np.zeros_like(sent), 0
@@ -705,19 +686,19 @@ def test_an_interrupt_keeps_no_slot_from_the_next_copy(backend, context, what):
             with context.device.entered():
                 if what != "trim":
                     context.ring.trim()  # so that they are made again
-                with InterruptAt(line) as interrupt:
+                with at_point(line, is_staging) as interrupt:
                     if what == "to_device":
                         array.copy_to_device(sent)
                     elif what == "copy_to_host":
                         array.copy_to_host(target)
                     else:
                         context.ring.trim()
-            assert whole(context), f"after line {line}"
-            assert not context.ring._making, f"after line {line}"
-            assert all(slot.holder is None for slot in context.ring.made), f"after line {line}"
+            assert whole(context), interrupt.where
+            assert not context.ring._making, interrupt.where
+            assert all(slot.holder is None for slot in context.ring.made), interrupt.where
             if what != "trim":
                 before, lost = lost, pinned_bytes(backend) - len(context.ring.made) * SLOT
-                assert lost - before in (0, SLOT), f"after line {line}"
+                assert lost - before in (0, SLOT), interrupt.where
             if interrupt.left > 0:
                 break
         assert line > (15 if what == "trim" else 200)
@@ -763,18 +744,18 @@ def test_slots_are_made_while_the_ring_looks_at_them(backend, context, what):
 
 
 @pytest.mark.own_thread
-def test_a_wait_that_is_interrupted_can_be_repeated(backend, context):
-    """At each line: no block that a download waits for is lost with its slot."""
+def test_a_wait_that_is_interrupted_can_be_repeated(backend, context, at_point):
+    """At each point: no block that a download waits for is lost with its slot."""
     sent = data(SLOTS * SLOT)
     array, stream = dm.to_device(sent), dm.stream()
     for line in range(1, 5000):
         with hold(stream):  # or a block would be taken out on the way
             under_way = dm.copy_async(array, stream=stream)
         stream.synchronize()
-        with InterruptAt(line) as interrupt:
+        with at_point(line, is_staging) as interrupt:
             under_way.wait()
-        assert whole(context), f"after line {line}"
-        assert np.array_equal(under_way.result(), sent), f"after line {line}"
+        assert whole(context), interrupt.where
+        assert np.array_equal(under_way.result(), sent), interrupt.where
         if interrupt.left > 0:
             break
     assert line > 60
@@ -802,8 +783,8 @@ def test_a_download_stores_a_block_whose_storing_was_interrupted(backend, contex
             raise KeyboardInterrupt
         sound_store(block, elements)
 
-    def claim(slot, lease):
-        found = sound_claim(slot, lease)
+    def claim(slot, lease, *turn):
+        found = sound_claim(slot, lease, *turn)
         if threading.current_thread() is thread and not found:
             tried.set()
         return found

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 
 def counted(timed_from: int = 1000) -> CopyStatistics:
     """Statistics of no device, which is only named in a trace."""
-    made = copy_statistics(None, None)  # type: ignore[arg-type]
+    made = copy_statistics(None, None, threading.RLock())  # type: ignore[arg-type]
     made.timed_from = timed_from
     return made
 
@@ -295,7 +295,7 @@ def test_a_second_process_has_a_file_of_its_own(trace):
 
 def test_each_change_of_a_count_is_made_under_the_lock():
     """No other thread changes a count between its being read and being written."""
-    stats = LockedStatistics(None, None)  # type: ignore[arg-type]
+    stats = LockedStatistics(None, None, threading.RLock())  # type: ignore[arg-type]
     free: list[bool] = []
 
     class Watched(list[Any]):

@@ -70,7 +70,7 @@ RULES: Mapping[str, Rule] = {
     "devmem.typing": rule("_core"),
     "devmem.spi": rule(),
     "devmem.toolkit": rule("spi"),
-    "devmem.plugins": rule("spi", "pluggy"),
+    "devmem.plugins": rule("spi toolkit.locks", "pluggy"),
     "devmem._native": rule(),
     "devmem._core": rule(),
     **{
@@ -94,7 +94,8 @@ RULES: Mapping[str, Rule] = {
     # Both speak to foreign arrays and allocators; numpy is the library's own dependency and no foreign one.
     # An old EMM plugin is a resource in the same way for both: adapters.emm has it.
     "devmem.compat": rule(
-        "devmem api spi adapters.emm _core.lifetime.allocation _core.ordering.leases _core.ordering.stream _core.memory",
+        "devmem api spi toolkit.locks adapters.emm _core.lifetime.allocation _core.ordering.leases _core.ordering.stream "
+        "_core.memory",
         "numpy",
         lazily=None,
     ),

@@ -24,6 +24,6 @@ def test_the_thread_of_a_test_ends_with_its_time_limit(tmp_path):
     (tmp_path / "test_two.py").write_text(SOURCE)
     options = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", f"--confcutdir={tmp_path}", "-p", "conftest"]
     command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS / 'helpers'}"}
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}:{TESTS / 'helpers'}"}
     told = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
     assert "1 failed, 1 passed" in told.stdout, told.stdout + told.stderr

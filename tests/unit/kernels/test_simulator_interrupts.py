@@ -50,7 +50,7 @@ class Runner(threading.Thread):
 
 
 def test_a_loop_without_end_is_ended():
-    interrupts = Interrupts()
+    interrupts = Interrupts(threading.RLock())
     runner = Runner(interrupts, None)
     runner.start()
     assert runner.begun.wait(patience())
@@ -60,7 +60,7 @@ def test_a_loop_without_end_is_ended():
 
 
 def test_nothing_begins_once_it_was_ended():
-    interrupts, over = Interrupts(), threading.Event()
+    interrupts, over = Interrupts(threading.RLock()), threading.Event()
     over.set()
     assert interrupts.interrupt_all(over)
     with pytest.raises(Interrupted):
@@ -69,12 +69,12 @@ def test_nothing_begins_once_it_was_ended():
 
 def test_what_it_raises_itself_comes_through():
     with pytest.raises(ZeroDivisionError):
-        Interrupts().run_interruptible(divmod, 1, 0)
+        Interrupts(threading.RLock()).run_interruptible(divmod, 1, 0)
 
 
 def test_what_does_not_let_itself_be_ended_is_told(monkeypatch):
     monkeypatch.setattr("devmem.kernels.compilers.simulator.interrupts.ATTEMPTS", 2)
-    interrupts, go, over = Interrupts(), threading.Event(), threading.Event()
+    interrupts, go, over = Interrupts(threading.RLock()), threading.Event(), threading.Event()
     begun = threading.Event()
 
     def waits():
@@ -107,7 +107,7 @@ def test_one_that_is_told_while_it_leaves_has_left(times):
                 self.left -= 1
                 raise_in(thread, Interrupted)
 
-    interrupts, ran = Interrupts(), []
+    interrupts, ran = Interrupts(threading.RLock()), []
     interrupts._running = Striking()
     interrupts.run_interruptible(ran.append, 1)
     for _ in range(1000):  # time for what was not taken back
@@ -119,7 +119,7 @@ def test_nothing_is_raised_behind_it(hasty, monkeypatch):
     # Told again and again, with no time between: while it is inside, and while it leaves.
     monkeypatch.setattr("devmem.kernels.compilers.simulator.interrupts.ATTEMPTS", 10_000_000)
     monkeypatch.setattr("devmem.kernels.compilers.simulator.interrupts.INTERVAL", 0)
-    interrupts = Interrupts()
+    interrupts = Interrupts(threading.RLock())
     runner = Runner(interrupts, 3, times=20_000)
     runner.start()
     assert runner.begun.wait(patience())
@@ -161,7 +161,7 @@ import sys, threading
 from devmem.kernels.compilers.simulator.interrupts import Interrupted, Interrupts
 
 def run(end, times):
-    interrupts, begun, over = Interrupts(), threading.Event(), threading.Event()
+    interrupts, begun, over = Interrupts(threading.RLock()), threading.Event(), threading.Event()
     def spin():
         begun.set()
         while end:

@@ -809,6 +809,7 @@ def test_managed_memory_is_moved_when_it_is_allocated(driver: FaultyDriver) -> N
         Prefetch(DriverMemory()).bind(driver)
 
 
+@pytest.mark.comes_between
 @pytest.mark.parametrize(
     "make",
     [

@@ -458,6 +458,7 @@ def test_eight_threads_on_crossing_streams(make: Any) -> None:
     assert pool.report().reserved_bytes == pool.cached_bytes == 0
 
 
+@pytest.mark.comes_between
 def test_a_finalizer_in_the_middle_of_the_books(monkeypatch: pytest.MonkeyPatch) -> None:
     """The collector may run user code anywhere, which may allocate and free: it must not meet half-written books."""
     upstream = Addresses()
@@ -830,6 +831,7 @@ class Books:
         self.pool.deallocate(ptr, nbytes, stream)
 
 
+@pytest.mark.comes_between
 def test_a_handler_may_ask_for_the_report_in_the_middle_of_a_change(driver):
     """What is half done counts as it stands: blocks that are being split or merged may be missing."""
     pool, inside = bound(PoolMemory(), driver), Path(sys.modules[PoolMemory.__module__].__file__).parent
@@ -854,6 +856,7 @@ def test_a_handler_may_ask_for_the_report_in_the_middle_of_a_change(driver):
     driver.stream_destroy(stream)
 
 
+@pytest.mark.comes_between
 def test_a_stream_that_ends_inside_a_change_is_not_asked_again() -> None:
     """A signal's handler destroys it, while the lists are changed in the frames below."""
     driver = Capturing()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from enum import StrEnum
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....spi.errors import DevmemError, LayoutError
+from ....toolkit.locks import Rank, lock
 from ...base.arguments import check_destination, layout_of
 from ...base.device_handle import CurrentDevice
 from ...base.layout import Shape, contiguous_strides, memory_order, new_host
@@ -50,7 +50,7 @@ class Sides:
         self._gpu = gpu
         self._valid = {where for where, side in ((Where.HOST, host), (Where.GPU, gpu)) if side is not None}
         self._version = 0
-        self._lock = threading.RLock()
+        self._lock = lock("smart array", Rank.LEAF)
 
     def valid(self, where: Where) -> bool:
         """Whether a side is up to date as it is."""

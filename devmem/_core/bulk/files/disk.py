@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any
 import numpy.typing as npt
 
 from ....spi.errors import LayoutError
+from ....toolkit.locks import Rank, lock
 from ...copy.staging.workers import CopyWorkers
 
 #: Bytes that a file can have, and more than a system can be asked for.
@@ -33,7 +33,7 @@ class OpenFile:
     def __init__(self, raw: FileIO, path: str) -> None:
         self.raw = raw
         self.path = path
-        self._seeking = threading.RLock()
+        self._seeking = lock("position in a file", Rank.LEAF)
 
     def size(self) -> int:
         """Bytes of the file; of what is no regular file nothing is known, and it counts as large as can be."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator, MutableMapping
 from contextlib import suppress
@@ -29,6 +28,7 @@ import numpy as np
 
 from ....spi.errors import ClosedError, ConfigError, DevmemWarning, ForkedError, OutOfMemory
 from ....spi.sizes import exact_size
+from ....toolkit.locks import Rank, lock
 from ...arrays.ndarray import DeviceNDArray
 from ...base.changes import Changes
 from ...base.config import settings
@@ -123,7 +123,7 @@ class Store(MutableMapping[Hashable, Any]):
         self._devices: dict[Device, Tier] = {}
         self._sizeof = _size if sizeof is None else sizeof
         self._process = os.getpid()
-        self._lock = threading.RLock()
+        self._lock = lock("spill store", Rank.LEAF)
         self._changes = Changes(self._lock)
         self._entries: dict[Hashable, Entry] = {}
         self._blocks = Blocks()

@@ -13,7 +13,6 @@ slot next.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -22,6 +21,7 @@ import numpy.typing as npt
 from ....spi.errors import LayoutError
 from ....spi.types import CopyKind
 from ....toolkit.deferred_errors import fresh_copy
+from ....toolkit.locks import Rank, lock
 from ...base.array_view import ArrayView
 from ...base.layout import span
 from ...ordering.stream import Stream
@@ -42,7 +42,7 @@ class Download:
         self._ring = ring
         self._submitter = submitter
         self._store = store
-        self._storing = threading.RLock()  # entered again by a finalizer that copies, on the same thread
+        self._storing = lock("download", Rank.DRIVER)  # entered again by a finalizer that copies, on the same thread
         #: Slots whose block is not stored yet: the block, and its elements in the slot.
         self._blocks: dict[Slot, tuple[Block, npt.NDArray[Any]]] = {}
         self._failed = False

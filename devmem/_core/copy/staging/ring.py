@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -90,7 +89,7 @@ class Ring:
         #: Leases that are making a slot, of so many bytes.
         self._making: dict[SlotLease, int] = {}
         self._turns = count()
-        self._lock = threading.RLock()
+        self._lock = completions.events.lock
         self._changes = Changes(self._lock)
 
     def block_bytes(self, nbytes: int) -> int:
@@ -152,10 +151,10 @@ class Ring:
         """Slots that no lease holds; the one that was used the longest ago comes first."""
         return sorted((slot for slot in list(self.made) if slot.holder is None), key=lambda slot: slot.turn)
 
-    def claim(self, slot: Slot, lease: SlotLease) -> bool:
-        """Take this slot, if it is free, and was not given back to the driver meanwhile, as by a signal's handler."""
+    def claim(self, slot: Slot, lease: SlotLease, turn: int | None = None) -> bool:
+        """Take this slot, if it is free, and was not given back to the driver meanwhile; ``turn``: if it was not used since."""
         with self._lock:
-            if slot.holder is not None or slot not in self.made:
+            if slot.holder is not None or slot not in self.made or turn not in (None, slot.turn):
                 return False
             lease.slot = slot
             slot.holder = lease
@@ -209,12 +208,12 @@ class Ring:
 
     def release_events(self) -> None:
         """Give back the events of free slots whose copies have completed; the slots stay."""
-        if not self.made:
-            return
-        with self._lock:
-            for slot in self.free_slots():
-                if slot.event and slot.reader is None and self._is_idle(slot):
-                    slot.event = 0
+        for slot in self.free_slots():
+            turn = slot.turn
+            if slot.event and slot.reader is None and self._is_idle(slot):
+                with self._lock:
+                    if slot.holder is None and slot.turn == turn:  # it was not used meanwhile
+                        slot.event = 0
 
     def trim(self) -> None:
         """Give back the slots that no copy uses; this may wait for the device."""
@@ -244,8 +243,9 @@ class Ring:
         return not event or self.handle.driver.event_query(event)
 
     def _claim_first(self, lease: SlotLease, fits: Callable[[Slot], bool]) -> Slot | None:
-        with self._lock:
-            return next((slot for slot in self.free_slots() if fits(slot) and self.claim(slot, lease)), None)
+        # The driver is asked without the lock.
+        asked = ((slot, slot.turn) for slot in self.free_slots())
+        return next((slot for slot, turn in asked if fits(slot) and self.claim(slot, lease, turn)), None)
 
     def _has_room(self, nbytes: int) -> bool:
         """Whether a slot of so many bytes may be made; the lock is held."""

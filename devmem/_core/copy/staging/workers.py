@@ -136,14 +136,13 @@ class CopyWorkers:
 class _Job:
     """The steps of one call."""
 
-    __slots__ = ("_first", "_lock", "_steps", "_stopped", "_working")
+    __slots__ = ("_first", "_steps", "_stopped", "_working")
 
     def __init__(self, steps: list[Step], first: FirstError) -> None:
         self._first = first
         self._steps = deque(steps)
-        #: Workers that are at work; the lock is for them alone.
-        self._working = 0
-        self._lock = threading.RLock()
+        #: Has one element for each worker that is at work.
+        self._working: list[None] = []
         #: A token of each worker that has stopped.
         self._stopped: SimpleQueue[None] = SimpleQueue()
 
@@ -155,14 +154,12 @@ class _Job:
 
     def help(self) -> None:
         """Take steps on a worker."""
-        with self._lock:
-            self._working += 1  # before the first step is taken: the caller must not look in between
+        self._working.append(None)  # before the first step is taken: the caller must not look in between
         try:
             self.work()
         except BaseException as error:
             self._first.put(error)
-        with self._lock:
-            self._working -= 1
+        self._working.pop()
         self._stopped.put(None)
 
     def wait(self) -> None:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from ....spi.driver import Driver
 from ....spi.errors import BackendError, ClosedError
 from ....spi.types import LEGACY_STREAM, Capability
+from ....toolkit.locks import Rank
 from ...base.interrupts import CannotWait
 from ...base.outer_lock import OuterLock
 from ...ordering.completions import CompletionQueue, EventPool
@@ -37,19 +38,30 @@ class CrossStreamReuse:
         self.events = EventPool.of(self)
         self.queue: CompletionQueue[StreamCache | int, PendingBlocks] = CompletionQueue(self.events)
         self._captures = Capability.CAPTURE in driver.info.capabilities
-        self._recording = OuterLock("a pool, of which another thread asks the streams,")
+        self._recording = OuterLock(
+            "streams of a pool", Rank.DRIVER, "a pool, of which another thread asks the streams,"
+        )
 
     def reclaim_completed(self) -> None:
-        """Make blocks idle whose events have completed."""
-        if self.queue.waiting and (completed := self.queue.completed()):
-            self.lists.change(self.lists.complete, completed)
+        """Make blocks idle whose events have completed. Of a closed device there are none: its blocks wait for the device."""
+        if self.queue.waiting:
+            try:
+                completed = self.queue.completed()
+            except ClosedError:
+                self.queue.forget()
+                return
+            if completed:
+                self.lists.change(self.lists.complete, completed)
 
     def reclaim(self, stream: int, size: int = 0) -> None:
         """On a miss, reclaim blocks of other streams whose work has completed.
 
         Streams with few free bytes in comparison to the request are not asked, and the stream itself only where its blocks may
         merge with others. Without a size all are asked, because only idle chunks can go back.
+        A finalizer that came into a change of the lists reclaims nothing: its block comes from the upstream.
         """
+        if self.lists.is_changing():
+            return
         self.reclaim_completed()
         with suppress(CannotWait):  # then no block is reclaimed
             self._reclaim(stream, size)

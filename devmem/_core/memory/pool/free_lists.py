@@ -57,7 +57,7 @@ class Effort(IntEnum):
 class FreeLists:
     """The chunks of a pool and its free blocks."""
 
-    def __init__(self, *, ordered: bool, whole_blocks: bool) -> None:
+    def __init__(self, lock: threading.RLock, *, ordered: bool, whole_blocks: bool) -> None:
         #: Chunks are made in the order of a stream: what is left of a new one is no other stream's before that has completed.
         self.ordered = ordered
         #: Every block is a chunk: none is cut or merged, and the one that was freed first goes back first.
@@ -80,7 +80,7 @@ class FreeLists:
         self.by_thread: list[StreamCache] = []
         self.idle = self.new_bins()
         self.pending: dict[PendingBlocks, None] = {}
-        self.lock = threading.RLock()
+        self.lock = lock
         #: Whether a change is being made, by the thread that has the lock.
         self.changing = False
         #: Whether an exception came into a change.
@@ -108,6 +108,11 @@ class FreeLists:
         """Call a step that looks at the lists; what a handler changes meanwhile waits for its end."""
         with self.lock:
             return step() if self.changing else self._change(step)
+
+    def is_changing(self) -> bool:
+        """Whether this is a finalizer or a handler that came into a change."""
+        with self.lock:
+            return self.changing
 
     def _change(self, step: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         self.changing = True

@@ -6,11 +6,12 @@ The module of the contexts sets the function that does so, as it imports this mo
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import devmem
+
+from ....toolkit.locks import Rank, lock
 
 
 class PrimaryContext(Protocol):
@@ -32,7 +33,7 @@ ready: set[Any] = set()
 contexts: dict[devmem.Device, Any] = {}
 
 current_device = devmem.current_device
-_lock = threading.RLock()
+_lock = lock("drop-in devices", Rank.COMPILE)
 
 
 def ready_device() -> Any:

@@ -13,8 +13,6 @@ from numba.cuda.simulator.kernelapi import FakeCUDAModule
 from ....spi.errors import UnsupportedError
 from ...work_items import Dim3, WorkItem, this_thread
 
-_lock = threading.RLock()
-
 
 class SimulatedThread:
     """A thread of numba's simulator as a `WorkItem`."""
@@ -60,11 +58,9 @@ class SimulatedThread:
         while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("devmem."):
             frame = frame.f_back
         place = frame.f_code.co_filename, frame.f_lineno
-        with _lock:
-            arrays = self.launch.shared._allocations
-            if place not in arrays:
-                arrays.setdefault(place, np.empty(shape, dtype))
-            return arrays[place]
+        arrays = self.launch.shared._allocations
+        # In one step: threads of the block come here together.
+        return arrays[place] if place in arrays else arrays.setdefault(place, np.empty(shape, dtype))
 
     def local_array(self, shape: Any, dtype: Any) -> Any:
         """An array of this thread alone."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
-import threading
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ....toolkit.locks import Rank, lock
 from . import advice
 from .conversions import stored
 from .numbers import INTEGRAL, REAL
@@ -25,7 +25,7 @@ _NUMBERS = _INTEGERS | dict.fromkeys((np.float32, np.float64), REAL)
 _UNCHECKED = {"u": {}, "iu": _INTEGERS, "iuf": _NUMBERS}
 
 # Around every atomic operation of every launch: two streams may work on the same array.
-_lock = threading.RLock()
+_lock = lock("simulator atomics", Rank.LEAF)
 
 
 def converted(operation: str, array: object, dtype: np.dtype[Any], operands: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from types import CodeType, SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 from ...._core.base.config import NegativeIndices
 from ...._core.base.simulation import Simulation
 from ....spi.errors import SimulatorError
+from ....toolkit.locks import Rank, lock
 from ...tuples import tuple_like
 from ...work_items import Dim3
 from .device_code import jit_is_disabled
@@ -54,7 +54,7 @@ class CompiledBlocks:
         self._function = function
         self._errors = "python" if debug else "numpy"  # numba's names of whether a division by zero raises
         self._loop: Callable[..., None] | None = None
-        self._lock = threading.RLock()
+        self._lock = lock("compiled blocks", Rank.COMPILE)
         self.why_not: str | None = None
 
     def ready(self, simulation: Simulation, arguments: Sequence[Any]) -> tuple[Any, ...] | None:

@@ -23,12 +23,12 @@ class Interrupts:
     """The threads that run interruptible code; any other thread can interrupt them.
 
     The exception is raised between two instructions of the code that `run_interruptible` runs, and never later: on leaving, a
-    thread waits for an interrupt that is being raised in it.
+    thread waits for an interrupt that is being raised in it. The lock is the launch's, and no such code runs under it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lock: threading.RLock) -> None:
         self.requested = False
-        self._lock = threading.RLock()
+        self._lock = lock
         self._running: set[int] = set()
 
     def run_interruptible(self, run: Callable[..., object], *args: object) -> None:

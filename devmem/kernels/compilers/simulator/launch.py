@@ -19,6 +19,7 @@ from ...._core.base.simulation import THREADS, Simulation
 from ....spi.errors import SimulatorError
 from ....spi.types import Extent
 from ....toolkit.host_functions import this_thread
+from ....toolkit.locks import Rank, lock
 from ...work_items import Dim3
 from .block_runner import BlockRunner
 from .compiled_blocks import CompiledBlocks
@@ -57,10 +58,10 @@ class SimulatedLaunch(LaunchParameters):
         self._order: Sequence[int] = range(math.prod(grid))
         if simulation.shuffle is not None:
             self._order = random.Random(simulation.shuffle).sample(self._order, len(self._order))
-        self._lock = threading.RLock()
+        self._lock = lock("simulator launch", Rank.LEAF)
         self._next = 0
         self._failures: dict[int, BaseException] = {}
-        self._interrupts = Interrupts()
+        self._interrupts = Interrupts(self._lock)
         self._begun = self._ended = False
         self._cooperative = cooperative
         self._compiled = compiled  #: to run in the simulator's place, where it can

@@ -143,6 +143,34 @@ def test_a_block_whose_return_fails_does_not_keep_the_others(left, need_kind, mo
     assert not left()
 
 
+@pytest.mark.parametrize("pooled", [False, True])
+def test_blocks_behind_an_event_go_back_after_the_device_was_closed(left, need_kind, recorded, pooled):
+    """Where the wait of the close has failed, they are left behind an event that the close destroys."""
+    need_kind("pinned")
+    kept = dm.pinned_array(3)
+    with dm.use_memory(PoolMemory()):
+        stream = dm.stream()
+        array = dm.to_device(DATA, stream=stream)
+        result = dm.copy_async(array, stream=stream, pinned=True).result()
+        stream.synchronize()
+        if pooled:
+            array.free()
+            del result
+        else:
+            kept, result = result, None
+            del array
+        gc.collect()
+        recorded.fail_at(1, "synchronize", repeat=True)
+        with pytest.raises(dm.BackendError):
+            dm.reset()
+        recorded.disarm()
+    assert len(left()) == 1
+    del kept
+    settle()
+    assert not left()
+    assert recorded.live() == (0, 0, 0, 0)
+
+
 def test_what_was_let_go_of_before_keeps_nothing(left):
     consumer = Consumer(dm.to_device(DATA))
     del consumer

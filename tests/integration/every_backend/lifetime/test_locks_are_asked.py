@@ -1,6 +1,6 @@
 """A signal's handler, or a collector's run, in each lock's critical section: nothing waits for ever or is lost.
 
-Nor is a lock taken under another one that is no `OuterLock`: a handler may want that one while its thread has the first.
+Nor is a lock taken under another one of rank LEAF: a handler may want that one while its thread has the first.
 
 Each lock that a module of devmem makes or keeps is one that tells who holds it (`scheduler.replaced`). Verbs run, and at each
 point of devmem's own code at which Python may run other code, once for each lock, a handler calls a verb on the same thread: on
@@ -28,10 +28,12 @@ from waits import patience
 import devmem as dm
 from devmem._core.base import outer_lock
 from devmem._core.lifetime import page_locks
+from devmem.toolkit import locks
 
 pytestmark = [
     pytest.mark.races("the scheduler replaces the modules that make locks"),
     pytest.mark.own_thread,
+    pytest.mark.comes_between,
     pytest.mark.timeout(300),
 ]
 PACKAGE = Path(dm.__file__).parent
@@ -42,18 +44,15 @@ TABLE = (
     .partition("## Locks")[2]
     .partition("\n## ")[0]
 )
-FILES = set(re.findall(r"^\|[^|]+\| `([\w/.]+)` \|", TABLE, flags=re.MULTILINE))
-
-#: Those of outer locks.
-OUTER = set(re.findall(r"^\|[^|]+\(outer\) \| `([\w/.]+)` \|", TABLE, flags=re.MULTILINE))
+ROWS = re.findall(r"^\|[^|]+\| `(\w+)` \| `([\w/.]+)` \|", TABLE, flags=re.MULTILINE)
+FILES = {file for _, file in ROWS}
+#: Those of locks under which others are taken.
+OUTER = {file for rank, file in ROWS if rank != "LEAF"}
 
 #: Locks that no verb below comes by on this thread, and why.
 NOT_ASKED = {
     "_core/base/scopes.py": "taken where there is no GIL",
     "_core/bulk/files/disk.py": "taken where the system has no pread",
-    "_core/copy/staging/workers.py": "taken by the threads that copy, on which no handler runs",
-    "_core/base/outer_lock.py": "those of the files that make one",
-    "_core/copy/statistics.py": "taken where there is no GIL",
     "_core/device/device.py": "taken as a device is opened, before all verbs",
     "_core/copy/trace.py": "taken where DEVMEM_TRACE names a file",
     "_core/interop/ipc.py": "taken as a block of another process's pool is opened and let go of",
@@ -61,17 +60,11 @@ NOT_ASKED = {
     "adapters/torch.py": "compiles for PyTorch",
     "backends/cuda/kernels.py": "kernels, which emulated drivers do not load",
     "backends/roc/runtime.py": "taken once, as the runtime is loaded",
-    "backends/host/streams.py": "a gate: passed, and never held while other code runs",
     "compat/numba_cuda/cudadrv/state.py": "the drop-in",
     "kernels/code.py": "compiling; no verb of memory holds the simulator's locks",
-    "kernels/compilers/numba_cuda/cudasim.py": "the same",
     "kernels/compilers/simulator/atomics.py": "the same",
     "kernels/compilers/simulator/compiled_blocks.py": "the same",
-    "kernels/compilers/simulator/interrupts.py": "the same",
     "kernels/compilers/simulator/launch.py": "the same",
-    "testing/fault_injection.py": "no part of devmem",
-    "testing/memory_resource.py": "no part of devmem",
-    "testing/stream_hold.py": "no part of devmem",
     "toolkit/races.py": "taken where DEVMEM_RACES is set",
 }
 SETTINGS = {
@@ -203,7 +196,7 @@ class Asking:
 
     def find_kept(self):
         """Say of each lock that a module keeps whose it is."""
-        for holder, name in scheduler._places(len(sys.modules)):
+        for holder, name in scheduler.places():
             module = holder if hasattr(holder, "__file__") else sys.modules[type(holder).__module__]
             if isinstance(lock := getattr(holder, name), scheduler.Lock):
                 self.files[lock] = short(module.__file__)
@@ -246,8 +239,9 @@ def short(path):
 
 def maker_of(frame):
     """The file of devmem's in which a lock is made."""
+    makers = outer_lock.__file__, locks.__file__
     while frame is not None and (
-        not frame.f_code.co_filename.startswith(str(PACKAGE)) or frame.f_code.co_filename == outer_lock.__file__
+        not frame.f_code.co_filename.startswith(str(PACKAGE)) or frame.f_code.co_filename in makers
     ):
         frame = frame.f_back
     return "" if frame is None else short(frame.f_code.co_filename)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
 import gc
 import re
 import sys
+import threading
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
-from waits import together
+from waits import blocked, patience, together
 
 import devmem as dm
 from devmem import memory, plugins
@@ -698,6 +700,57 @@ def test_a_resource_is_asked_what_it_keeps_without_a_lock():
     with dm.use_memory(Asking()):
         dm.device_array(100, "u1").free()
     assert other
+
+
+def test_a_resource_is_bound_without_a_lock():
+    """Another thread may have what the resource waits for, and may itself set up a stack."""
+    other = []
+
+    def set_up():
+        with dm.use_memory(memory.Statistics()):
+            pass
+
+    class Binding(memory.Adaptor):
+        def bind(self, driver):
+            super().bind(driver)
+            if not other:
+                other.append("bound")
+                together(set_up, limit=10)
+
+    with dm.use_memory(Binding()):
+        dm.device_array(100, "u1").free()
+    assert other
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_two_threads_bind_a_resource_one_at_a_time(fails):
+    """The second finds it bound; or binds it, where the first could not."""
+    bound, binding, ended = [], threading.Event(), threading.Event()
+
+    class Binding(memory.Adaptor):
+        def bind(self, driver):
+            bound.append(threading.get_ident())
+            if len(bound) == 1:
+                binding.set()
+                blocked(ended)
+                if fails:
+                    raise ValueError("not yet")
+            super().bind(driver)
+
+    stack = Binding()
+
+    def first():
+        with contextlib.suppress(ValueError), dm.use_memory(stack):
+            assert ended.wait(patience(10))
+
+    def second():
+        assert binding.wait(patience(10))
+        with dm.use_memory(stack):
+            ended.set()
+            dm.device_array(100, "u1").free()
+
+    together(first, second)
+    assert len(bound) == 1 + fails
 
 
 def test_work_that_was_begun_in_a_block_and_outlives_it_takes_what_is_in_force_then():

@@ -92,6 +92,7 @@ def test_a_capturing_stream_takes_no_callback(device, monkeypatch):
         stream.add_callback(lambda error: None)
 
 
+@pytest.mark.comes_between
 def test_a_handler_may_wait_for_a_callback_on_a_thread_that_adds_one():
     """The thread that calls callbacks takes no lock, which the interrupted caller may hold."""
     called = threading.Event()
