@@ -404,7 +404,11 @@ def _check_backend(backend: Backend, origin: str) -> None:
             f"contract {SPI_VERSION} and supports one step back: upgrade {origin}"
         )
     if backend.spi_version == SPI_VERSION - 1:
-        _warn(f"the backend {backend.name!r} from {origin} is written for the previous contract: upgrade {origin}")
+        _warn(
+            f"the backend {backend.name!r} from {origin} is written for contract {backend.spi_version}, this devmem has contract "
+            f"{SPI_VERSION}: it runs, but without its strided copies; upgrade {origin}, or change it as "
+            f"docs/reference/contract-changes.md says"
+        )
 
 
 def _check_name(what: str, name: object, origin: str) -> None:

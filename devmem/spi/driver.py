@@ -217,48 +217,17 @@ class SupportsDecompressPool(Protocol):
 
 @runtime_checkable
 class SupportsStridedCopy(Protocol):
-    """Copies of equally long rows that lie a pitch apart."""
-
-    def copy_2d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        src: int,
-        src_pitch: int,
-        width: int,
-        height: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
-    ) -> bool:
-        """Copy ``height`` rows of ``width`` bytes; pitches are at least ``width``. Returns what ``copy`` does."""
-
-
-@runtime_checkable
-class SupportsVolumeCopy(Protocol):
     """Copies of equally long rows that lie a pitch apart, in slices that lie a number of pitches apart."""
 
-    def copy_3d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        dst_rows: int,
-        src: int,
-        src_pitch: int,
-        src_rows: int,
-        width: int,
-        height: int,
-        depth: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
-    ) -> bool:
-        """Copy ``depth`` slices of ``height`` rows of ``width`` bytes.
+    def copy_strided(self, box: Box, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
+        """Copy a box, ordered on the stream. Bytes between its rows and slices do not change. Returns what ``copy`` does.
 
-        Slices begin ``rows`` pitches apart, and have at least ``height`` of them. Returns what ``copy`` does.
+        A vendor whose library copies in two dimensions alone is called for each slice.
         """
+
+
+#: The name in contract 1 for slices of rows.
+SupportsVolumeCopy = SupportsStridedCopy
 
 
 @runtime_checkable
@@ -280,7 +249,7 @@ class SupportsVolumeBatch(Protocol):
     """Many copies of rows and slices in one driver call."""
 
     def copy_3d_batch(self, boxes: Sequence[Box], kind: CopyKind, stream: int) -> bool:
-        """As many ``copy_3d`` that are not blocking, on a stream that ``stream_create`` made; as ``copy_batch`` otherwise.
+        """As many ``copy_strided`` that are not blocking, on a stream that ``stream_create`` made; as ``copy_batch`` otherwise.
 
         A box of one slice, or of one row, is allowed; boxes of one call have no byte of their destinations in common.
         """
@@ -438,7 +407,7 @@ class SupportsGraphs(Protocol):
 
         That is ``stream``, which does not block, and which nothing else is given: what is recorded is recorded there.
 
-        The calls are ``copy`` that is not blocking, the copies of rows, ``fill``, ``launch``, ``launch_host_function`` and the
+        The calls are ``copy`` and ``copy_strided`` that are not blocking, ``fill``, ``launch``, ``launch_host_function`` and the
         two below. Nothing runs now, and nothing of the host is read or written: sources and destinations on the host are
         page-locked, and stay in use as long as the graph is. The first call that cannot be recorded raises, and then no graph was
         made. No other stream and no other thread notices.
@@ -578,7 +547,6 @@ PROTOCOLS: Mapping[Capability, type] = {
     Capability.SHARED_POOL: SupportsSharedPool,
     Capability.DECOMPRESS_POOL: SupportsDecompressPool,
     Capability.STRIDED_COPY: SupportsStridedCopy,
-    Capability.VOLUME_COPY: SupportsVolumeCopy,
     Capability.BATCH_COPY: SupportsBatchCopy,
     Capability.VOLUME_BATCH: SupportsVolumeBatch,
     Capability.HOST_REGISTER: SupportsHostRegister,
@@ -609,7 +577,6 @@ class FullDriver(
     SupportsSharedPool,
     SupportsDecompressPool,
     SupportsStridedCopy,
-    SupportsVolumeCopy,
     SupportsBatchCopy,
     SupportsVolumeBatch,
     SupportsHostRegister,

@@ -56,7 +56,7 @@ class Capability(StrEnum):
     SHARED_POOL = "shared_pool"
     DECOMPRESS_POOL = "decompress_pool"
     STRIDED_COPY = "strided_copy"
-    VOLUME_COPY = "volume_copy"
+    VOLUME_COPY = "strided_copy"  # contract 1 told the two apart
     BATCH_COPY = "batch_copy"
     VOLUME_BATCH = "volume_batch"
     HOST_REGISTER = "host_register"
@@ -80,8 +80,9 @@ class Capability(StrEnum):
 
 
 class Box(NamedTuple):
-    """A copy of ``depth`` slices of ``height`` rows of ``width`` bytes, as ``copy_3d`` takes it: slices begin ``rows`` pitches
-    apart.
+    """A strided copy: ``depth`` slices of ``height`` rows of ``width`` bytes.
+
+    On each side rows begin ``pitch`` bytes apart, at least ``width``, and slices ``rows`` pitches apart, at least ``height``.
 
     Examples
     --------

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol
 
 from ...spi.driver import FullDriver, GraphCall
 from ...spi.errors import UnsupportedError
-from ...spi.types import CopyKind
+from ...spi.types import Box, CopyKind
 
 #: Given a driver, a stream, and how far the destination and the source have moved since: enqueues one piece of work.
 Call = Callable[[FullDriver, int, int, int], object]
@@ -124,52 +124,15 @@ class Recorder:
         self._add(lambda driver, on, to, at: driver.copy(dst + to, src + at, nbytes, kind, on, blocking=False))
         return kind is not CopyKind.D2D
 
-    def copy_2d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        src: int,
-        src_pitch: int,
-        width: int,
-        height: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
-    ) -> bool:
-        """Record a copy of rows."""
+    def copy_strided(self, box: Box, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
+        """Record a copy of rows and slices."""
         self._check_copy(kind, blocking)
-        self._add(
-            lambda driver, on, to, at: driver.copy_2d(
-                dst + to, dst_pitch, src + at, src_pitch, width, height, kind, on, blocking=False
-            )
-        )
-        return kind is not CopyKind.D2D
 
-    def copy_3d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        dst_rows: int,
-        src: int,
-        src_pitch: int,
-        src_rows: int,
-        width: int,
-        height: int,
-        depth: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
-    ) -> bool:
-        """Record a copy of slices of rows."""
-        self._check_copy(kind, blocking)
-        sides = dst_pitch, dst_rows, src_pitch, src_rows
-        self._add(
-            lambda driver, on, to, at: driver.copy_3d(
-                dst + to, sides[0], sides[1], src + at, *sides[2:], width, height, depth, kind, on, blocking=False
-            )
-        )
+        def call(driver: FullDriver, on: int, to: int, at: int) -> bool:
+            moved = box._replace(dst=box.dst + to, src=box.src + at)
+            return driver.copy_strided(moved, kind, on, blocking=False)
+
+        self._add(call)
         return kind is not CopyKind.D2D
 
     def fill(self, dst: int, value: int, width: int, count: int, stream: int) -> None:

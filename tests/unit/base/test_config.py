@@ -248,7 +248,7 @@ def test_a_warning_that_is_an_error_does_not_keep_the_settings_from_being_read(m
 
 def test_names_that_others_read_are_known(monkeypatch, told):
     class Tin:
-        name, spi_version, unavailable, device_count, open = "tin-can", 1, 1, 1, 1
+        name, spi_version, unavailable, device_count, open = "tin-can", 2, 1, 1, 1
 
     for name in ("DEVMEM_EMULATOR", "DEVMEM_EMULATOR_MODE", "DEVMEM_TIN_CAN_PORT", "DEVMEM", "DEVMEMORY"):
         monkeypatch.setenv(name, "x")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from devmem.spi import SPI_VERSION
 from devmem.spi.driver import Driver
 from devmem.spi.errors import BackendError, ConfigError
 from devmem.toolkit.settings import checked
@@ -15,7 +14,7 @@ class ExampleBackend:
     """Devices that are threads, always there. ``DEVMEM_EXAMPLE_DEVICES`` says how many."""
 
     name = "example"
-    spi_version = SPI_VERSION
+    spi_version = 2  # the contract that it is written for
     options: Mapping[str, str] = MappingProxyType({"devices": "1 or more: how many devices there are"})
 
     def __init__(self) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from devmem.spi import SPI_VERSION
 from devmem.spi.driver import Backend, Driver
 from devmem.spi.errors import BackendError
 from devmem.toolkit.settings import checked
@@ -16,7 +15,7 @@ class OpenCLBackend:
     """The OpenCL devices that have shared virtual memory."""
 
     name = "opencl"
-    spi_version = SPI_VERSION
+    spi_version = 2  # the contract that it is written for
     options: Mapping[str, str] = MappingProxyType({"platform": "text in the name of the platforms to use; unset: all"})
 
     def __init__(self) -> None:
