@@ -165,12 +165,18 @@ class Registry:
                 self._load_third_parties()
             return self.backends.get(name)
 
-    def every_backend(self) -> dict[str, LoadedBackend]:
-        """All backends: built-ins in order of preference, then third parties."""
+    def loaded_backends(self) -> dict[str, LoadedBackend]:
+        """Built-in backends in order of preference, and those of third parties that are loaded already."""
         with self.lock:
             for name in BUILT_IN:
                 if name not in self.backends:
                     self._load_built_in(name)
+            return dict(self.backends)
+
+    def every_backend(self) -> dict[str, LoadedBackend]:
+        """All backends: built-ins in order of preference, then third parties."""
+        with self.lock:
+            self.loaded_backends()
             self._load_third_parties()
             return dict(self.backends)
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from .types import AllocFlags, Box, Capability, CopyKind, DeviceInfo, Extent, MemoryKind, Place
+from .types import AllocFlags, Box, Capability, CopyKind, DeviceInfo, Extent, MemoryKind, Option, Place
 
 
 class Backend(Protocol):
@@ -46,17 +46,18 @@ class Backend(Protocol):
 
 @runtime_checkable
 class Configurable(Backend, Protocol):
-    """A backend with settings: ``DEVMEM_POCL_FAST=1`` reaches the backend ``pocl`` as ``{"fast": "1"}``.
+    """A backend with settings: ``DEVMEM_POCL_FAST=1`` reaches the backend ``pocl`` as ``{"fast": True}``.
 
-    ``options`` has the names that it knows, in lower case, and for each what it allows and means, for ``devmem info``:
-    ``{"fast": "0 | 1: skip the checks"}``. devmem warns of variables with the backend's name that are none of these.
+    ``options`` has the names that it knows, in lower case, and for each what it is: ``{"fast": flag("skip the checks")}``.
+    A text in place of an `Option` says what is allowed and meant; then the text of the variable is passed, and nothing if it is
+    not set. devmem warns of variables with the backend's name that are none of these.
     """
 
     @property
-    def options(self) -> Mapping[str, str]: ...
+    def options(self) -> Mapping[str, Option | str]: ...
 
     def configure(self, options: Mapping[str, object]) -> None:
-        """Take what is set, as text, before the backend is asked for anything.
+        """Take what is set, and the defaults of what is not, before the backend is asked for anything.
 
         ConfigError for a name that ``options`` lacks, for a value of another type, and for one that is not allowed; then
         nothing has changed. `devmem.toolkit.settings` checks names and types.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 from types import MappingProxyType
@@ -46,6 +46,25 @@ class CopyKind(StrEnum):
     H2D = "h2d"
     D2H = "d2h"
     D2D = "d2d"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A setting of a backend: what it means, what is allowed, its value where it is not set, and how its text is read.
+
+    ``parse`` raises ValueError or KeyError for text that is not allowed. `devmem.toolkit.settings` makes the usual ones.
+
+    Examples
+    --------
+    >>> from devmem.spi.types import Option
+    >>> Option("number of devices", "a whole number", 1, int).parse("3")
+    3
+    """
+
+    help: str
+    allowed: str
+    default: object = ""
+    parse: Callable[[str], object] = str.strip
 
 
 class Capability(StrEnum):

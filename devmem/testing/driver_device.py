@@ -11,7 +11,7 @@ import pytest
 from devmem.spi import SPI_VERSION
 from devmem.spi.driver import PROTOCOLS, REQUIRED, Configurable
 from devmem.spi.errors import ConfigError, DevmemError
-from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability, CopyKind, DeviceInfo, MemoryKind
+from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability, CopyKind, DeviceInfo, MemoryKind, Option
 
 from .driver_fixture import THREADS, ConformanceSuite, DriverFixture, address, pattern, same
 from .stream_hold import entered
@@ -30,7 +30,7 @@ class DeviceChecks(ConformanceSuite):
         if not isinstance(backend, Configurable):
             pytest.skip("the backend has no settings")
         for name, meaning in backend.options.items():
-            assert isinstance(name, str) and isinstance(meaning, str), f"options: {name!r}: {meaning!r}"
+            assert isinstance(name, str) and isinstance(meaning, str | Option), f"options: {name!r}: {meaning!r}"
             assert name and name == name.strip().lower(), f"options has {name!r}: names are in lower case"
 
     def test_backend_can_be_used_with_nothing_set(self) -> None:
