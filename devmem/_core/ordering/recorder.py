@@ -12,21 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from ...spi.driver import FullDriver, GraphCall
 from ...spi.errors import UnsupportedError
 from ...spi.types import Box, CopyKind
+from ..base.hot_state import EventState
 
 #: Given a driver, a stream, and how far the destination and the source have moved since: enqueues one piece of work.
 Call = Callable[[FullDriver, int, int, int], object]
-
-
-class HasHandle(Protocol):
-    """An event, as far as it matters here; reading the handle raises if it is closed."""
-
-    @property
-    def handle(self) -> int: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +68,7 @@ class Recorder:
     page_locked: Callable[[int], Any]
     steps: list[tuple[Call, RecordedCopy | None]] = field(default_factory=list)
     copies: list[RecordedCopy] = field(default_factory=list)
-    events: list[HasHandle] = field(default_factory=list)
+    events: list[EventState] = field(default_factory=list)
     uses: dict[int, Any] = field(default_factory=dict)
     kept: list[object] = field(default_factory=list)
     _pending: list[Any] = field(default_factory=list)
@@ -143,13 +137,13 @@ class Recorder:
         """Record a launch, which ``launch(stream)`` makes; it keeps the arguments."""
         self._add(lambda driver, on, to, at: launch(on))
 
-    def record_event(self, event: HasHandle) -> None:
+    def record_event(self, event: EventState) -> None:
         """Record that an event is recorded here."""
         handle = event.handle
         self._add(lambda driver, on, to, at: driver.graph_record_event(handle, on))
         self.events.append(event)
 
-    def wait_event(self, event: HasHandle) -> None:
+    def wait_event(self, event: EventState) -> None:
         """Record that what comes next waits for an event."""
         handle = event.handle
         self._add(lambda driver, on, to, at: driver.graph_wait_event(on, handle))
