@@ -49,15 +49,15 @@ class Configurable(Backend, Protocol):
     """A backend with settings: ``DEVMEM_POCL_FAST=1`` reaches the backend ``pocl`` as ``{"fast": True}``.
 
     ``options`` has the names that it knows, in lower case, and for each what it is: ``{"fast": flag("skip the checks")}``.
-    A text in place of an `Option` says what is allowed and meant; then the text of the variable is passed, and nothing if it is
-    not set. devmem warns of variables with the backend's name that are none of these.
+    A text in place of an `Option` says what is allowed and meant; then the text of the variable is passed. devmem warns of
+    variables with the backend's name that are none of these.
     """
 
     @property
     def options(self) -> Mapping[str, Option | str]: ...
 
     def configure(self, options: Mapping[str, object]) -> None:
-        """Take what is set, and the defaults of what is not, before the backend is asked for anything.
+        """Take what is set, before the backend is asked for anything; and the default of what was set before, and is no longer.
 
         ConfigError for a name that ``options`` lacks, for a value of another type, and for one that is not allowed; then
         nothing has changed. `devmem.toolkit.settings` checks names and types.

@@ -219,6 +219,8 @@ class Settings:
 _current: Settings | None = None
 #: The variables with devmem's prefix, as they were when the settings were read.
 _environment: dict[str, str] = {}
+#: The variables of backends that were passed to them.
+_handed_over: set[str] = set()
 _told: set[str] = set()
 
 
@@ -243,24 +245,31 @@ def settings() -> Settings:
 
 
 def options_of(backend: Configurable) -> dict[str, object]:
-    """The settings of one backend: of an `Option` its value, of an option that is described by text what it is set to, if it is.
+    """What is set for one backend, and the defaults of what was when it was asked for before, and is no longer.
 
-    Warns of variables with its name that it does not know, once each.
+    Nothing else: a program may have configured the backend itself. Warns of variables with its name that it does not know, once
+    each.
     """
     settings()
     _warn_of_strangers()
-    return _options(backend)
+    found = _options(backend)
+    for name, option in backend.options.items():
+        variable = _variable(backend, name)
+        if name in found:
+            _handed_over.add(variable)
+        elif variable in _handed_over and not isinstance(option, str):
+            found[name] = option.default
+    return found
 
 
 def _options(backend: Configurable) -> dict[str, object]:
+    """What is set for one backend: the value of an `Option`, the text of an option that is described by text."""
     found: dict[str, object] = {}
     for name, option in backend.options.items():
         variable = _variable(backend, name)
         if variable in _environment:
-            text = _environment[variable]
-            found[name] = text if isinstance(option, str) else _parsed(variable, option.parse, option.allowed)
-        elif not isinstance(option, str):
-            found[name] = option.default
+            parse, allowed = (str, "") if isinstance(option, str) else (option.parse, option.allowed)
+            found[name] = _parsed(variable, parse, allowed)
     return found
 
 
@@ -312,9 +321,11 @@ def variable_of(backend: str, option: str) -> str:
 def _setting_of(backend: Configurable, name: str) -> Setting:
     """One option of a backend as it stands."""
     option, variable = backend.options[name], _variable(backend, name)
-    value = _options(backend).get(name, "")
+    found = _options(backend)
     if isinstance(option, str):
-        return Setting(variable, value, _source(variable), f"as the backend {backend.name!r} says", option)
+        allowed = f"as the backend {backend.name!r} says"
+        return Setting(variable, found.get(name, ""), _source(variable), allowed, option)
+    value = found.get(name, option.default)
     return Setting(variable, value, _source(variable), option.allowed, f"{backend.name} backend: {option.help}")
 
 
