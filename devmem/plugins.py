@@ -167,12 +167,18 @@ class Registry:
                 self._load_third_parties()
             return self.backends.get(name)
 
-    def every_backend(self) -> dict[str, LoadedBackend]:
-        """All backends: built-ins in order of preference, then third parties."""
+    def loaded_backends(self) -> dict[str, LoadedBackend]:
+        """Built-in backends in order of preference, and those of third parties that are loaded already."""
         with self.lock:
             for name in BUILT_IN:
                 if name not in self.backends:
                     self._load_built_in(name)
+            return dict(self.backends)
+
+    def every_backend(self) -> dict[str, LoadedBackend]:
+        """All backends: built-ins in order of preference, then third parties."""
+        with self.lock:
+            self.loaded_backends()
             self._load_third_parties()
             return dict(self.backends)
 
@@ -406,7 +412,11 @@ def _check_backend(backend: Backend, origin: str) -> None:
             f"contract {SPI_VERSION} and supports one step back: upgrade {origin}"
         )
     if backend.spi_version == SPI_VERSION - 1:
-        _warn(f"the backend {backend.name!r} from {origin} is written for the previous contract: upgrade {origin}")
+        _warn(
+            f"the backend {backend.name!r} from {origin} is written for contract {backend.spi_version}, this devmem has contract "
+            f"{SPI_VERSION}: it runs, but without its strided copies; upgrade {origin}, or change it as "
+            f"docs/reference/contract-changes.md says"
+        )
 
 
 def _check_name(what: str, name: object, origin: str) -> None:

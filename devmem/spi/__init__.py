@@ -8,5 +8,6 @@ library only, so a plugin that is written against it drags in neither NumPy nor 
 
 from __future__ import annotations
 
-#: Bumped when a backend written for the old contract would break. A backend that asks for a newer one is refused.
-SPI_VERSION = 1
+#: Bumped when a backend written for the old contract would break. A backend that asks for a newer one is refused; one of the
+#: previous contract runs, with a warning. What changed with each is in docs/reference/contract-changes.md.
+SPI_VERSION = 2

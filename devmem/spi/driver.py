@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from .types import AllocFlags, Box, Capability, CopyKind, DeviceInfo, Extent, MemoryKind, Place
+from .types import AllocFlags, Box, Capability, CopyKind, DeviceInfo, Extent, MemoryKind, Option, Place
 
 
 class Backend(Protocol):
@@ -46,17 +46,18 @@ class Backend(Protocol):
 
 @runtime_checkable
 class Configurable(Backend, Protocol):
-    """A backend with settings: ``DEVMEM_POCL_FAST=1`` reaches the backend ``pocl`` as ``{"fast": "1"}``.
+    """A backend with settings: ``DEVMEM_POCL_FAST=1`` reaches the backend ``pocl`` as ``{"fast": True}``.
 
-    ``options`` has the names that it knows, in lower case, and for each what it allows and means, for ``devmem info``:
-    ``{"fast": "0 | 1: skip the checks"}``. devmem warns of variables with the backend's name that are none of these.
+    ``options`` has the names that it knows, in lower case, and for each what it is: ``{"fast": flag("skip the checks")}``.
+    A text in place of an `Option` says what is allowed and meant; then the text of the variable is passed. devmem warns of
+    variables with the backend's name that are none of these.
     """
 
     @property
-    def options(self) -> Mapping[str, str]: ...
+    def options(self) -> Mapping[str, Option | str]: ...
 
     def configure(self, options: Mapping[str, object]) -> None:
-        """Take what is set, as text, before the backend is asked for anything.
+        """Take what is set, before the backend is asked for anything; and the default of what was set before, and is no longer.
 
         ConfigError for a name that ``options`` lacks, for a value of another type, and for one that is not allowed; then
         nothing has changed. `devmem.toolkit.settings` checks names and types.
@@ -217,48 +218,17 @@ class SupportsDecompressPool(Protocol):
 
 @runtime_checkable
 class SupportsStridedCopy(Protocol):
-    """Copies of equally long rows that lie a pitch apart."""
-
-    def copy_2d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        src: int,
-        src_pitch: int,
-        width: int,
-        height: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
-    ) -> bool:
-        """Copy ``height`` rows of ``width`` bytes; pitches are at least ``width``. Returns what ``copy`` does."""
-
-
-@runtime_checkable
-class SupportsVolumeCopy(Protocol):
     """Copies of equally long rows that lie a pitch apart, in slices that lie a number of pitches apart."""
 
-    def copy_3d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        dst_rows: int,
-        src: int,
-        src_pitch: int,
-        src_rows: int,
-        width: int,
-        height: int,
-        depth: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
-    ) -> bool:
-        """Copy ``depth`` slices of ``height`` rows of ``width`` bytes.
+    def copy_strided(self, box: Box, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
+        """Copy a box, ordered on the stream. Bytes between its rows and slices do not change. Returns what ``copy`` does.
 
-        Slices begin ``rows`` pitches apart, and have at least ``height`` of them. Returns what ``copy`` does.
+        A vendor whose library copies in two dimensions alone is called for each slice.
         """
+
+
+#: The name in contract 1 for slices of rows.
+SupportsVolumeCopy = SupportsStridedCopy
 
 
 @runtime_checkable
@@ -280,7 +250,7 @@ class SupportsVolumeBatch(Protocol):
     """Many copies of rows and slices in one driver call."""
 
     def copy_3d_batch(self, boxes: Sequence[Box], kind: CopyKind, stream: int) -> bool:
-        """As many ``copy_3d`` that are not blocking, on a stream that ``stream_create`` made; as ``copy_batch`` otherwise.
+        """As many ``copy_strided`` that are not blocking, on a stream that ``stream_create`` made; as ``copy_batch`` otherwise.
 
         A box of one slice, or of one row, is allowed; boxes of one call have no byte of their destinations in common.
         """
@@ -438,7 +408,7 @@ class SupportsGraphs(Protocol):
 
         That is ``stream``, which does not block, and which nothing else is given: what is recorded is recorded there.
 
-        The calls are ``copy`` that is not blocking, the copies of rows, ``fill``, ``launch``, ``launch_host_function`` and the
+        The calls are ``copy`` and ``copy_strided`` that are not blocking, ``fill``, ``launch``, ``launch_host_function`` and the
         two below. Nothing runs now, and nothing of the host is read or written: sources and destinations on the host are
         page-locked, and stay in use as long as the graph is. The first call that cannot be recorded raises, and then no graph was
         made. No other stream and no other thread notices.
@@ -578,7 +548,6 @@ PROTOCOLS: Mapping[Capability, type] = {
     Capability.SHARED_POOL: SupportsSharedPool,
     Capability.DECOMPRESS_POOL: SupportsDecompressPool,
     Capability.STRIDED_COPY: SupportsStridedCopy,
-    Capability.VOLUME_COPY: SupportsVolumeCopy,
     Capability.BATCH_COPY: SupportsBatchCopy,
     Capability.VOLUME_BATCH: SupportsVolumeBatch,
     Capability.HOST_REGISTER: SupportsHostRegister,
@@ -609,7 +578,6 @@ class FullDriver(
     SupportsSharedPool,
     SupportsDecompressPool,
     SupportsStridedCopy,
-    SupportsVolumeCopy,
     SupportsBatchCopy,
     SupportsVolumeBatch,
     SupportsHostRegister,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 from types import MappingProxyType
@@ -48,6 +48,25 @@ class CopyKind(StrEnum):
     D2D = "d2d"
 
 
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A setting of a backend: what it means, what is allowed, its value where it is not set, and how its text is read.
+
+    ``parse`` raises ValueError or KeyError for text that is not allowed. `devmem.toolkit.settings` makes the usual ones.
+
+    Examples
+    --------
+    >>> from devmem.spi.types import Option
+    >>> Option("number of devices", "a whole number", 1, int).parse("3")
+    3
+    """
+
+    help: str
+    allowed: str
+    default: object = ""
+    parse: Callable[[str], object] = str.strip
+
+
 class Capability(StrEnum):
     """What a device can do beyond the contract; each stands for the protocol of `driver` with the same name."""
 
@@ -56,7 +75,7 @@ class Capability(StrEnum):
     SHARED_POOL = "shared_pool"
     DECOMPRESS_POOL = "decompress_pool"
     STRIDED_COPY = "strided_copy"
-    VOLUME_COPY = "volume_copy"
+    VOLUME_COPY = "strided_copy"  # contract 1 told the two apart
     BATCH_COPY = "batch_copy"
     VOLUME_BATCH = "volume_batch"
     HOST_REGISTER = "host_register"
@@ -80,8 +99,9 @@ class Capability(StrEnum):
 
 
 class Box(NamedTuple):
-    """A copy of ``depth`` slices of ``height`` rows of ``width`` bytes, as ``copy_3d`` takes it: slices begin ``rows`` pitches
-    apart.
+    """A strided copy: ``depth`` slices of ``height`` rows of ``width`` bytes.
+
+    On each side rows begin ``pitch`` bytes apart, at least ``width``, and slices ``rows`` pitches apart, at least ``height``.
 
     Examples
     --------

@@ -12,7 +12,7 @@ from .driver_held_copies import HeldCopyChecks
 from .driver_host_functions import HostFunctionChecks
 from .driver_launch import LaunchChecks
 from .driver_memory import MemoryChecks
-from .driver_optional import BatchChecks, StreamOrderedChecks, StridedChecks, VolumeBatchChecks, VolumeChecks
+from .driver_optional import BatchChecks, StreamOrderedChecks, StridedChecks, VolumeBatchChecks
 from .driver_sharing import HostMemoryChecks, ManagedChecks, PeerAndIpcChecks, PointerChecks
 from .driver_streams import StreamChecks
 
@@ -25,7 +25,6 @@ class DriverTests(
     EventChecks,
     StreamOrderedChecks,
     StridedChecks,
-    VolumeChecks,
     BatchChecks,
     VolumeBatchChecks,
     HeldCopyChecks,

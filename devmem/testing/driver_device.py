@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from devmem.spi import SPI_VERSION
-from devmem.spi.driver import PROTOCOLS, REQUIRED, Configurable
+from devmem.spi.driver import PROTOCOLS, Configurable, Driver
 from devmem.spi.errors import ConfigError, DevmemError
-from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability, CopyKind, DeviceInfo, MemoryKind
+from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability, CopyKind, DeviceInfo, MemoryKind, Option
+from devmem.toolkit.driver_parts import lacking
 
 from .driver_fixture import THREADS, ConformanceSuite, DriverFixture, address, pattern, same
 from .stream_hold import entered
@@ -30,7 +31,7 @@ class DeviceChecks(ConformanceSuite):
         if not isinstance(backend, Configurable):
             pytest.skip("the backend has no settings")
         for name, meaning in backend.options.items():
-            assert isinstance(name, str) and isinstance(meaning, str), f"options: {name!r}: {meaning!r}"
+            assert isinstance(name, str) and isinstance(meaning, str | Option), f"options: {name!r}: {meaning!r}"
             assert name and name == name.strip().lower(), f"options has {name!r}: names are in lower case"
 
     def test_backend_can_be_used_with_nothing_set(self) -> None:
@@ -127,7 +128,7 @@ class DeviceChecks(ConformanceSuite):
         assert other.driver.info.ordinal != fixture.driver.info.ordinal
 
     def test_driver_has_every_method(self, fixture: DriverFixture) -> None:
-        missing = [name for name in REQUIRED if not hasattr(fixture.driver, name)]
+        missing = lacking(fixture.driver, Driver)
         assert not missing, f"methods of devmem.spi.driver.Driver that the driver lacks: {', '.join(missing)}"
 
     def test_declared_capabilities_are_known(self, fixture: DriverFixture) -> None:
@@ -147,7 +148,8 @@ class DeviceChecks(ConformanceSuite):
     @pytest.mark.parametrize("capability", list(Capability))
     def test_declared_capability_has_its_methods(self, fixture: DriverFixture, capability: Capability) -> None:
         fixture.need(capability)
-        assert isinstance(fixture.driver, PROTOCOLS[capability]), f"{capability} needs {PROTOCOLS[capability].__name__}"
+        missing = lacking(fixture.driver, PROTOCOLS[capability])
+        assert not missing, f"{capability} needs {', '.join(missing)} of {PROTOCOLS[capability].__name__}"
 
     def test_capabilities_imply_their_memory(self, fixture: DriverFixture) -> None:
         info = fixture.driver.info

@@ -9,7 +9,7 @@ import pytest
 
 from devmem.spi.driver import FullDriver, GraphCall, SupportsGraphs
 from devmem.spi.errors import BackendError
-from devmem.spi.types import Capability, CopyKind
+from devmem.spi.types import Box, Capability, CopyKind
 
 from .driver_fixture import Bytes, ConformanceSuite, DriverFixture, address, flip, pattern, same
 
@@ -116,9 +116,10 @@ class GraphChecks(ConformanceSuite):
         stream, host = fixture.stream(), fixture.pinned(64 * 100)
         host[:] = pattern(64 * 100)
         there = fixture.alloc_with(np.zeros(128 * 100, np.uint8))
+        box = Box(there, 128, 100, address(host), 64, 100, 64, 100, 1)
 
         def rows(driver: FullDriver, on: int) -> object:
-            return driver.copy_2d(there, 128, address(host), 64, 64, 100, CopyKind.H2D, on, blocking=False)
+            return driver.copy_strided(box, CopyKind.H2D, on, blocking=False)
 
         graphs, graph = self.made(fixture, [rows])
         graphs.graph_launch(graph, stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from devmem.spi.driver import SupportsBatchCopy, SupportsStridedCopy, SupportsVolumeBatch, SupportsVolumeCopy
+from devmem.spi.driver import SupportsBatchCopy, SupportsStridedCopy, SupportsVolumeBatch
 from devmem.spi.types import Box, Capability, CopyKind, MemoryKind
 
 from .driver_fixture import Bytes, ConformanceSuite, DriverFixture, address, flip, pattern, same
@@ -14,15 +14,15 @@ from .driver_fixture import Bytes, ConformanceSuite, DriverFixture, address, fli
 NBYTES = 6400
 PARTS = ((0, 1000), (1000, 400), (1400, 5000))
 CAPABILITY = {
-    "copy_2d": Capability.STRIDED_COPY,
-    "copy_3d": Capability.VOLUME_COPY,
+    "rows": Capability.STRIDED_COPY,
+    "slices": Capability.STRIDED_COPY,
     "copy_batch": Capability.BATCH_COPY,
     "copy_3d_batch": Capability.VOLUME_BATCH,
 }
 
 
 class HeldCopyChecks(ConformanceSuite):
-    @pytest.mark.parametrize("call", ["copy_2d", "copy_3d"])
+    @pytest.mark.parametrize("call", ["rows", "slices"])
     @pytest.mark.parametrize("kind", list(CopyKind))
     def test_blocking_copies_of_rows_wait_for_earlier_work(
         self, fixture: DriverFixture, call: str, kind: CopyKind
@@ -40,18 +40,18 @@ class HeldCopyChecks(ConformanceSuite):
             copying = fixture.run_in_thread(
                 lambda: running.append(enqueue(fixture, call, dst, src, kind, stream, blocking=True))
             )
-            assert not copying.done.wait(self.grace), f"a blocking {call} returned while its stream was held"
+            assert not copying.done.wait(self.grace), f"a blocking copy of {call} returned while its stream was held"
             hold.release()
             copying.finish()
-        assert running == [False], f"nothing is running after a blocking {call}"
+        assert running == [False], f"nothing is running after a blocking copy of {call}"
         assert same(host if kind is CopyKind.D2H else fixture.read(dst, NBYTES), data)
 
-    @pytest.mark.parametrize("call", ["copy_3d", "copy_batch", "copy_3d_batch"])
+    @pytest.mark.parametrize("call", ["slices", "copy_batch", "copy_3d_batch"])
     @pytest.mark.parametrize("kind", [CopyKind.H2D, CopyKind.D2H])
     def test_optional_copies_report_pinned_memory_in_use(
         self, fixture: DriverFixture, call: str, kind: CopyKind
     ) -> None:
-        """As `test_copy_2d_reports_pinned_memory_in_use`: False says that the host side is not touched any more."""
+        """As `test_copy_strided_reports_pinned_memory_in_use`: False says that the host side is not touched any more."""
         fixture.need(CAPABILITY[call])
         stream, host, data = fixture.stream(), fixture.pinned(NBYTES), pattern(NBYTES)
         upload, before = kind is CopyKind.H2D, flip(data, 0x55)
@@ -76,12 +76,12 @@ def enqueue(
 ) -> bool:
     """Copy `NBYTES` by one of the calls; batches never block."""
     driver = fixture.driver
-    if call == "copy_2d":
+    if call in ("rows", "slices"):
         assert isinstance(driver, SupportsStridedCopy)
-        return driver.copy_2d(dst, 64, src, 64, 64, 100, kind, stream, blocking=blocking)
-    if call == "copy_3d":
-        assert isinstance(driver, SupportsVolumeCopy)
-        return driver.copy_3d(dst, 64, 50, src, 64, 50, 64, 50, 2, kind, stream, blocking=blocking)
+        height, depth = (100, 1) if call == "rows" else (50, 2)
+        return driver.copy_strided(
+            Box(dst, 64, height, src, 64, height, 64, height, depth), kind, stream, blocking=blocking
+        )
     if call == "copy_3d_batch":
         assert isinstance(driver, SupportsVolumeBatch)
         halves = [Box(dst + at, 64, 25, src + at, 64, 25, 64, 25, 2) for at in (0, NBYTES // 2)]

@@ -15,7 +15,6 @@ from devmem.spi.driver import (
     SupportsStreamOrdered,
     SupportsStridedCopy,
     SupportsVolumeBatch,
-    SupportsVolumeCopy,
 )
 from devmem.spi.errors import OutOfMemory
 from devmem.spi.types import LEGACY_STREAM, Box, Capability, CopyKind
@@ -214,89 +213,28 @@ class StridedChecks(ConformanceSuite):
 
     @pytest.mark.parametrize("kind", list(CopyKind))
     @pytest.mark.parametrize(
-        ("width", "height", "dst_pitch", "src_pitch"),
-        [
-            (1, 1, 1, 1),
-            (1, 1000, 2, 3),
-            (1, 1000, 4097, 1),
-            (3, 77, 3, 64),
-            (8, 500, 8, 16),
-            (8, 500, 1000, 24),
-            (64, 64, 64, 64),
-            (100, 33, 101, 200),
-            (4096, 200, 4096, 4096),
-            (4095, 100, 5001, 8192),
-            (1 << 20, 3, 1 << 20, (1 << 20) + 1),
-            (10, 1, 10, 10),
-            (10, 1, 5000, 12),
-        ],
-    )
-    def test_copy_2d_keeps_to_its_rows_and_pitches(
-        self, fixture: DriverFixture, kind: CopyKind, width: int, height: int, dst_pitch: int, src_pitch: int
-    ) -> None:
-        """Any pitch, narrow and wide rows, three directions; bytes between the rows do not change."""
-        copy = self.strided(fixture).copy_2d
-        # The memory ends with the last row, not with its pitch: the copy must not touch bytes after the last row.
-        source = pattern(src_pitch * (height - 1) + width, 1)
-        before = pattern(dst_pitch * (height - 1) + width, 2)
-        expected, got = before.copy(), before.copy()
-        rows(expected, dst_pitch, width, height)[:] = rows(source, src_pitch, width, height)
-        here = address(source) if kind is CopyKind.H2D else fixture.alloc_with(source)
-        there = address(got) if kind is CopyKind.D2H else fixture.alloc_with(before)
-        running = copy(there, dst_pitch, here, src_pitch, width, height, kind, fixture.unheld_stream, blocking=True)
-        assert running is False
-        assert same(got if kind is CopyKind.D2H else fixture.read(there, before.size), expected)
-
-    @pytest.mark.parametrize("kind", [CopyKind.H2D, CopyKind.D2H])
-    def test_copy_2d_reports_pinned_memory_in_use(self, fixture: DriverFixture, kind: CopyKind) -> None:
-        copy, stream = self.strided(fixture).copy_2d, fixture.stream()
-        host, data = fixture.pinned(64 * 100), pattern(64 * 100)
-        ptr = fixture.alloc_with(flip(data, 0x55) if kind is CopyKind.H2D else data)
-        host[:] = data if kind is CopyKind.H2D else flip(data, 0x55)
-        dst, src = (ptr, address(host)) if kind is CopyKind.H2D else (address(host), ptr)
-        with fixture.hold(stream) as hold:
-            running = copy(dst, 64, src, 64, 64, 100, kind, stream, blocking=False)
-            assert fixture.stays_pending(stream)
-            assert same(fixture.read(ptr, 6400) if kind is CopyKind.H2D else host, flip(data, 0x55))
-            assert running is True or kind is CopyKind.H2D
-            if running is False:
-                host[:] = 0
-            hold.release()
-            fixture.driver.stream_synchronize(stream)
-        assert same(fixture.read(ptr, 6400) if kind is CopyKind.H2D else host, data)
-
-    @pytest.mark.parametrize("kind", [CopyKind.H2D, CopyKind.D2H])
-    def test_copy_2d_is_done_with_pageable_memory_on_return(self, fixture: DriverFixture, kind: CopyKind) -> None:
-        copy, stream, data = self.strided(fixture).copy_2d, fixture.stream(), pattern(100 * 999)
-        ptr = fixture.alloc_with(data if kind is CopyKind.D2H else flip(data, 0x55))
-        host = data.copy() if kind is CopyKind.H2D else np.zeros_like(data)
-        dst, src = (ptr, address(host)) if kind is CopyKind.H2D else (address(host), ptr)
-        running = copy(dst, 100, src, 100, 100, 999, kind, stream, blocking=False)
-        if kind is CopyKind.H2D:
-            host[:] = 0
-            fixture.driver.stream_synchronize(stream)
-        assert same(fixture.read(ptr, data.size) if kind is CopyKind.H2D else host, data)
-        assert running is False
-
-
-class VolumeChecks(ConformanceSuite):
-    def volume(self, fixture: DriverFixture) -> SupportsVolumeCopy:
-        fixture.need(Capability.VOLUME_COPY)
-        assert isinstance(fixture.driver, SupportsVolumeCopy)
-        return fixture.driver
-
-    @pytest.mark.parametrize("kind", list(CopyKind))
-    @pytest.mark.parametrize(
         ("width", "height", "depth", "dst_pitch", "dst_rows", "src_pitch", "src_rows"),
         [
             (1, 1, 1, 1, 1, 1, 1),
+            (1, 1000, 1, 2, 1000, 3, 1000),
+            (1, 1000, 1, 4097, 1000, 1, 1000),
+            (3, 77, 1, 3, 77, 64, 77),
+            (8, 500, 1, 8, 500, 16, 500),
+            (8, 500, 1, 1000, 500, 24, 500),
+            (64, 64, 1, 64, 64, 64, 64),
+            (100, 33, 1, 101, 33, 200, 33),
+            (4096, 200, 1, 4096, 200, 4096, 200),
+            (4095, 100, 1, 5001, 100, 8192, 100),
+            (1 << 20, 3, 1, 1 << 20, 3, (1 << 20) + 1, 3),
+            (10, 1, 1, 10, 1, 10, 1),
+            (10, 1, 1, 5000, 1, 12, 1),
             (1, 50, 20, 2, 50, 3, 70),
             (8, 30, 4, 8, 30, 16, 31),
             (100, 3, 33, 101, 7, 200, 3),
             (4095, 10, 5, 5001, 11, 8192, 12),
         ],
     )
-    def test_copy_3d_keeps_to_its_rows_and_slices(
+    def test_copy_strided_keeps_to_its_rows_and_slices(
         self,
         fixture: DriverFixture,
         kind: CopyKind,
@@ -308,38 +246,58 @@ class VolumeChecks(ConformanceSuite):
         src_pitch: int,
         src_rows: int,
     ) -> None:
-        """Any pitch and slice distance, three directions; bytes between rows and slices do not change."""
-        copy = self.volume(fixture).copy_3d
+        """Any pitch and slice distance, narrow and wide rows, three directions; bytes between them do not change."""
+        copy = self.strided(fixture).copy_strided
+        # The memory ends with the last row, not with its pitch: the copy must not touch bytes after the last row.
         source = pattern(src_pitch * (src_rows * (depth - 1) + height - 1) + width, 1)
         before = pattern(dst_pitch * (dst_rows * (depth - 1) + height - 1) + width, 2)
         expected, got = before.copy(), before.copy()
         for at in range(depth):
-            there, here = expected[at * dst_rows * dst_pitch :], source[at * src_rows * src_pitch :]
-            rows(there, dst_pitch, width, height)[:] = rows(here, src_pitch, width, height)
-        origin = address(source) if kind is CopyKind.H2D else fixture.alloc_with(source)
-        target = address(got) if kind is CopyKind.D2H else fixture.alloc_with(before)
-        running = copy(
-            target,
-            dst_pitch,
-            dst_rows,
-            origin,
-            src_pitch,
-            src_rows,
-            width,
-            height,
-            depth,
-            kind,
-            fixture.unheld_stream,
-            blocking=True,
-        )
+            to, origin = expected[at * dst_rows * dst_pitch :], source[at * src_rows * src_pitch :]
+            rows(to, dst_pitch, width, height)[:] = rows(origin, src_pitch, width, height)
+        here = address(source) if kind is CopyKind.H2D else fixture.alloc_with(source)
+        there = address(got) if kind is CopyKind.D2H else fixture.alloc_with(before)
+        box = Box(there, dst_pitch, dst_rows, here, src_pitch, src_rows, width, height, depth)
+        running = copy(box, kind, fixture.unheld_stream, blocking=True)
         assert running is False
-        assert same(got if kind is CopyKind.D2H else fixture.read(target, before.size), expected)
+        assert same(got if kind is CopyKind.D2H else fixture.read(there, before.size), expected)
 
-    def test_copy_3d_is_ordered_on_its_stream(self, fixture: DriverFixture) -> None:
-        copy, stream, data = self.volume(fixture).copy_3d, fixture.stream(), pattern(6 * 64)
+    @pytest.mark.parametrize("kind", [CopyKind.H2D, CopyKind.D2H])
+    def test_copy_strided_reports_pinned_memory_in_use(self, fixture: DriverFixture, kind: CopyKind) -> None:
+        copy, stream = self.strided(fixture).copy_strided, fixture.stream()
+        host, data = fixture.pinned(64 * 100), pattern(64 * 100)
+        ptr = fixture.alloc_with(flip(data, 0x55) if kind is CopyKind.H2D else data)
+        host[:] = data if kind is CopyKind.H2D else flip(data, 0x55)
+        dst, src = (ptr, address(host)) if kind is CopyKind.H2D else (address(host), ptr)
+        with fixture.hold(stream) as hold:
+            running = copy(Box(dst, 64, 100, src, 64, 100, 64, 100, 1), kind, stream, blocking=False)
+            assert fixture.stays_pending(stream)
+            assert same(fixture.read(ptr, 6400) if kind is CopyKind.H2D else host, flip(data, 0x55))
+            assert running is True or kind is CopyKind.H2D
+            if running is False:
+                host[:] = 0
+            hold.release()
+            fixture.driver.stream_synchronize(stream)
+        assert same(fixture.read(ptr, 6400) if kind is CopyKind.H2D else host, data)
+
+    @pytest.mark.parametrize("kind", [CopyKind.H2D, CopyKind.D2H])
+    def test_copy_strided_is_done_with_pageable_memory_on_return(self, fixture: DriverFixture, kind: CopyKind) -> None:
+        copy, stream, data = self.strided(fixture).copy_strided, fixture.stream(), pattern(100 * 999)
+        ptr = fixture.alloc_with(data if kind is CopyKind.D2H else flip(data, 0x55))
+        host = data.copy() if kind is CopyKind.H2D else np.zeros_like(data)
+        dst, src = (ptr, address(host)) if kind is CopyKind.H2D else (address(host), ptr)
+        running = copy(Box(dst, 100, 999, src, 100, 999, 100, 999, 1), kind, stream, blocking=False)
+        if kind is CopyKind.H2D:
+            host[:] = 0
+            fixture.driver.stream_synchronize(stream)
+        assert same(fixture.read(ptr, data.size) if kind is CopyKind.H2D else host, data)
+        assert running is False
+
+    def test_copy_strided_is_ordered_on_its_stream(self, fixture: DriverFixture) -> None:
+        copy, stream, data = self.strided(fixture).copy_strided, fixture.stream(), pattern(6 * 64)
         source, ptr = fixture.alloc_with(data), fixture.alloc_with(flip(data, 0x55))
         with fixture.hold(stream) as hold:
-            copy(ptr, 64, 3, source, 64, 3, 64, 3, 2, CopyKind.D2D, stream, blocking=False)
+            copy(Box(ptr, 64, 3, source, 64, 3, 64, 3, 2), CopyKind.D2D, stream, blocking=False)
             assert fixture.stays_pending(stream)
             assert same(fixture.read(ptr, data.size), flip(data, 0x55))
             hold.release()

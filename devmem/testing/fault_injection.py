@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 from devmem.spi.driver import PROTOCOLS, Backend, Configurable, Driver
 from devmem.spi.errors import BackendError, DevmemError, DevmemWarning, OutOfMemory
 from devmem.spi.types import AllocFlags, CopyKind, DeviceInfo, MemoryKind
+from devmem.toolkit.driver_parts import lacking
 from devmem.toolkit.settings import checked
 
 #: What an injected failure raises: an error, or a function that makes one from the method's name.
@@ -164,7 +165,7 @@ class FaultyDriver(Injectable):
         self._events: set[int] = set()
         # Instance attributes, not __getattr__: from Python 3.12 on a runtime protocol is looked up statically.
         for protocol in PROTOCOLS.values():
-            if isinstance(inner, protocol):
+            if not lacking(inner, protocol):
                 for name in vars(protocol):
                     if not name.startswith("_") and name not in self.__dict__:
                         mine = getattr(self, f"_{name}", None)

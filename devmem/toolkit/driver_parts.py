@@ -8,13 +8,12 @@ the driver, so there is no reference cycle.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..spi.driver import PROTOCOLS, Driver, TellsWhatIsOut
-from ..spi.types import CopyKind, DeviceInfo, Extent, MemoryKind
+from ..spi.types import Capability, DeviceInfo, MemoryKind
 from .handles import Handles
 from .vendor_functions import RelaxedCapture, StatusErrors, VendorFunctions
 
@@ -59,53 +58,8 @@ class Part:
         self._ordinal = state.ordinal
 
 
-class StridedCopies(ABC):
-    """The strided copies of the contract, by one method of the backend's."""
-
-    @abstractmethod
-    def copy_slices(
-        self, call: str, dst: Extent, src: Extent, shape: Extent, kind: CopyKind, stream: int, blocking: bool
-    ) -> bool:
-        """Copy rows of bytes, in slices that are alike. Returns what ``copy`` does.
-
-        ``dst`` and ``src`` are (address, bytes from row to row, rows from slice to slice), ``shape`` is (bytes of a row, rows of
-        a slice, slices); ``call`` is the method of the contract, for errors.
-        """
-
-    def copy_2d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        src: int,
-        src_pitch: int,
-        width: int,
-        height: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
-    ) -> bool:
-        to, source, shape = (dst, dst_pitch, height), (src, src_pitch, height), (width, height, 1)
-        return self.copy_slices("copy_2d", to, source, shape, kind, stream, blocking)
-
-    def copy_3d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        dst_rows: int,
-        src: int,
-        src_pitch: int,
-        src_rows: int,
-        width: int,
-        height: int,
-        depth: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
-    ) -> bool:
-        to, source, shape = (dst, dst_pitch, dst_rows), (src, src_pitch, src_rows), (width, height, depth)
-        return self.copy_slices("copy_3d", to, source, shape, kind, stream, blocking)
+class StridedCopies:
+    """What backends of contract 1 inherited for strided copies; it has nothing any more."""
 
 
 class ComposedDriver:
@@ -123,6 +77,35 @@ class ComposedDriver:
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
+
+
+#: How a driver of contract 1 declares its strided copies: those of rows, and those of slices.
+STRIDED = frozenset({Capability.STRIDED_COPY, "volume_copy"})
+
+
+class WithoutStridedCopies(ComposedDriver):
+    """A driver of contract 1, whose strided copies are not those of today: it is left without."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        self.compose(driver)
+        vars(self).pop("copy_strided", None)  # that of the protocol, by inheritance
+        self.info = replace(driver.info, capabilities=driver.info.capabilities - STRIDED)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("copy_strided", "_driver"):
+            raise AttributeError(name)
+        return getattr(self._driver, name)
+
+
+def lacking(driver: object, protocol: type) -> list[str]:
+    """The methods of a protocol that a driver has not, or only as the protocol's own, by inheritance: those do nothing."""
+    methods = {name: method for name, method in vars(protocol).items() if not name.startswith("_")}
+    return [
+        name
+        for name, method in methods.items()
+        if not hasattr(driver, name) or getattr(getattr(driver, name), "__func__", None) is method
+    ]
 
 
 def memory_kinds(facts: Mapping[str, int], *, managed: bool = True) -> frozenset[MemoryKind]:

@@ -182,19 +182,9 @@ class _Checks(RaceCheckedDriver):
         both = ((dst, nbytes, True, None), (src, nbytes, False, None))
         return cast(bool, self._run(f"a copy ({kind})", call, stream, both, on_host(kind), blocking))
 
-    def copy_2d(self, *sides: Any, blocking: bool) -> bool:
-        dst, dst_pitch, src, src_pitch, width, height, kind, stream = sides
-        call = partial(self._driver.copy_2d, *sides, blocking=blocking)
-        both = (
-            (dst, (height - 1) * dst_pitch + width, True, (width, ((height, dst_pitch),))),
-            (src, (height - 1) * src_pitch + width, False, (width, ((height, src_pitch),))),
-        )
-        return cast(bool, self._run(f"a copy of rows ({kind})", call, stream, both, on_host(kind), blocking))
-
-    def copy_3d(self, *sides: Any, blocking: bool) -> bool:
-        *box, kind, stream = sides
-        call = partial(self._driver.copy_3d, *sides, blocking=blocking)
-        return cast(bool, self._run(f"a copy of slices ({kind})", call, stream, _sides(*box), on_host(kind), blocking))
+    def copy_strided(self, box: Box, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
+        call = partial(self._driver.copy_strided, box, kind, stream, blocking=blocking)
+        return cast(bool, self._run(f"a copy of rows ({kind})", call, stream, _sides(box), on_host(kind), blocking))
 
     def copy_batch(
         self, dsts: Sequence[int], srcs: Sequence[int], sizes: Sequence[int], kind: CopyKind, stream: int
@@ -206,8 +196,8 @@ class _Checks(RaceCheckedDriver):
 
     def copy_3d_batch(self, boxes: Sequence[Box], kind: CopyKind, stream: int) -> bool:
         call = partial(self._driver.copy_3d_batch, boxes, kind, stream)
-        each = [side for box in boxes for side in _sides(*box)]
-        return cast(bool, self._run(f"a batch of copies of slices ({kind})", call, stream, each, on_host(kind)))
+        each = [side for box in boxes for side in _sides(box)]
+        return cast(bool, self._run(f"a batch of copies of rows ({kind})", call, stream, each, on_host(kind)))
 
     def copy_peer(self, *sides: Any, blocking: bool) -> None:
         dst, _, src, _, nbytes, stream = sides
@@ -399,18 +389,9 @@ def caller() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _sides(
-    dst: int,
-    dst_pitch: int,
-    dst_rows: int,
-    src: int,
-    src_pitch: int,
-    src_rows: int,
-    width: int,
-    height: int,
-    depth: int,
-) -> list[Any]:
-    """What a copy of slices writes and reads."""
+def _sides(box: Box) -> list[Any]:
+    """What a strided copy writes and reads."""
+    dst, dst_pitch, dst_rows, src, src_pitch, src_rows, width, height, depth = box
     return [
         (
             start,

@@ -1,13 +1,44 @@
-"""What `Configurable.configure` is given, checked: names that the backend has, and values of their type."""
+"""The settings of a backend (`Configurable`): the usual kinds of them, and a check of what ``configure`` is given."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from ..spi.errors import ConfigError
+from ..spi.types import Option
+
+_FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
-def checked(backend: str, given: Mapping[str, object], kinds: Mapping[str, type]) -> Mapping[str, object]:
+def flag(help: str, default: bool = False) -> Option:
+    """A setting that is on or off."""
+    return Option(help, "0 | 1", default, parse_flag)
+
+
+def count(help: str, default: int) -> Option:
+    """A setting that is a whole number, 1 or more."""
+    return Option(help, "a whole number, 1 or more", default, parse_count)
+
+
+def choice(help: str, *allowed: str) -> Option:
+    """A setting that is one of some words, of which the first is the default."""
+    return Option(help, " | ".join(allowed), allowed[0], lambda text: allowed[allowed.index(text.lower())])
+
+
+def parse_flag(text: str) -> bool:
+    """Whether a text says on or off; KeyError if it says neither."""
+    return _FLAGS[text.lower()]
+
+
+def parse_count(text: str) -> int:
+    """A whole number, 1 or more; ValueError if the text is none."""
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def checked(backend: str, given: Mapping[str, object], kinds: Mapping[str, type | Option]) -> Mapping[str, object]:
     """Return the settings as they are given.
 
     Parameters
@@ -17,7 +48,7 @@ def checked(backend: str, given: Mapping[str, object], kinds: Mapping[str, type]
     given : mapping
         What ``configure`` got: values by the names of settings.
     kinds : mapping
-        The type of each setting that there is; from the environment all of a third party's are str.
+        Of each setting that there is the type of its values, or the option, whose default has that type.
 
     Raises
     ------
@@ -28,8 +59,10 @@ def checked(backend: str, given: Mapping[str, object], kinds: Mapping[str, type]
         if name not in kinds:
             has = ", ".join(sorted(kinds)) or "none"
             raise ConfigError(f"the backend {backend!r} has no setting {name!r}; it has: {has}")
-        if not isinstance(value, kinds[name]) or (kinds[name] is int and isinstance(value, bool)):
+        said = kinds[name]
+        kind = said if isinstance(said, type) else type(said.default)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise ConfigError(
-                f"the backend {backend!r}: {name}={value!r} is of the wrong type: give it as {kinds[name].__name__}"
+                f"the backend {backend!r}: {name}={value!r} is of the wrong type: give it as {kind.__name__}"
             )
     return given

@@ -17,7 +17,7 @@ class TestExampleDriver(DriverTests):
 
     def make_backend(self) -> Backend:
         backend = ExampleBackend()
-        backend.configure({"devices": "2"})
+        backend.configure({"devices": 2})
         return backend
 
     @contextmanager

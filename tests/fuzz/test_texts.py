@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from dataclasses import fields
 from enum import StrEnum
 from typing import Any
 
@@ -75,7 +75,8 @@ def test_any_size_is_what_it_says(text: str) -> None:
         assert bytes_of(text, 1000) == nbytes
 
 
-FIELDS = {each.name: each for each in fields(config.Settings)}
+#: What each setting allows, of backends too, by its variable.
+ALLOWED_FOR = {each.name: each.allowed for each in config.describe() if each.source != "unknown"}
 VALUES = (
     WORDS
     | SIZES
@@ -89,42 +90,45 @@ VALUES = (
 
 @given(
     st.dictionaries(
-        st.sampled_from(sorted(FIELDS)), VALUES.filter(lambda text: "\0" not in text), min_size=1, max_size=3
+        st.sampled_from(sorted(ALLOWED_FOR)), VALUES.filter(lambda text: "\0" not in text), min_size=1, max_size=3
     )
 )
 def test_any_environment_is_read_or_told(environment: dict[str, str]) -> None:
     kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(config.PREFIX)}
-    given_before = config._given
+    logger = logging.getLogger("devmem")
+    level = logger.level
+    config.forget()
     try:
-        os.environ.update({config.PREFIX + name.upper(): value for name, value in environment.items()})
-        found = config._read()
+        os.environ.update(environment)
+        found = {each.name: each.value for each in config.describe()}
     except dm.ConfigError as error:
-        [name] = [each for each in environment if f"{config.PREFIX}{each.upper()}=" in str(error)]
+        [name] = [each for each in environment if f"{each}=" in str(error)]
         assert repr(environment[name]) in str(error)  # noqa: PT017
         assert is_wrong(name, environment[name])
     else:
         for name, text in environment.items():
             assert not is_wrong(name, text)
-            value: Any = getattr(found, name)
+            value: Any = found[name]
             if isinstance(value, bool):
                 assert value is (text.lower() in ("1", "true", "yes", "on"))
             elif isinstance(value, int):
-                read = size_of if FIELDS[name].metadata["allowed"].startswith(ALLOWED) else int
+                read = size_of if ALLOWED_FOR[name].startswith(ALLOWED) else int
                 assert value == read(text)
             elif isinstance(value, StrEnum):
                 assert value == text.lower()
             elif isinstance(value, str):
-                assert value in (text.strip(), text.upper())
+                assert value in (text.strip(), text.upper(), text.lower())
     finally:
         for name in environment:
-            os.environ.pop(config.PREFIX + name.upper(), None)
+            os.environ.pop(name, None)
         os.environ.update(kept)
-        config._given = given_before
+        config.forget()
+        logger.setLevel(level)
 
 
 def is_wrong(name: str, text: str) -> bool:
     """Whether a text is none of what `devmem info` says is allowed."""
-    allowed = FIELDS[name].metadata["allowed"]
+    allowed = ALLOWED_FOR[name]
     if allowed == "0 | 1":
         return text.lower() not in ("1", "true", "yes", "on", "0", "false", "no", "off")
     if "a number from 0 to 1" in allowed:

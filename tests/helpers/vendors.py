@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import pytest
 
 import devmem as dm
-from devmem._core.base.config import settings
+from devmem._core.base.config import options_of
 from devmem.spi.errors import BackendError
 from devmem.testing import emulator
 
@@ -196,7 +196,7 @@ class Roc:
 
     def backend(self) -> Any:
         made = importlib.import_module("devmem.backends.roc.hooks").RocBackend()
-        made.configure(settings().for_backend("roc"))
+        made.configure(options_of(made))
         return made
 
     def leave(self) -> None:

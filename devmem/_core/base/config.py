@@ -13,13 +13,12 @@ from typing import Any
 from ... import plugins
 from ...spi.driver import Configurable
 from ...spi.errors import ConfigError, DevmemWarning
+from ...toolkit.settings import parse_count, parse_flag
 from .size_text import ALLOWED, parse_size
 
 PREFIX = "DEVMEM_"
 #: Variables that others read: the emulated drivers, which are started before Python is.
 ELSEWHERE = "DEVMEM_EMULATOR"
-#: Settings that are called after something with a vendor's name in it, and are every backend's.
-SHARED = frozenset({"cuda_array_interface_sync"})
 
 
 class DefaultStream(StrEnum):
@@ -49,15 +48,6 @@ class Simulators(StrEnum):
 
     EXACT = "exact"
     FAST = "fast"
-
-
-class RocProvider(StrEnum):
-    """What the HIP runtime is called through."""
-
-    AUTO = "auto"
-    ROCM = "rocm"
-    HIP = "hip"
-    CTYPES = "ctypes"
 
 
 @dataclass(frozen=True)
@@ -91,13 +81,6 @@ def _count(text: str) -> int:
     return value
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
-
-
 def _size(text: str) -> int:
     value = parse_size(text)
     if not value:
@@ -110,12 +93,6 @@ def _ratio(text: str) -> float:
     if not 0.0 <= value <= 1.0:
         raise ValueError
     return value
-
-
-def _flag(text: str) -> bool:
-    return {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}[
-        text.lower()
-    ]
 
 
 def _level(text: str) -> str:
@@ -134,9 +111,9 @@ def _setting(default: object, parse: Callable[[str], object], allowed: str, help
 
 @dataclass(frozen=True)
 class Settings:
-    """Every setting with its default; the variable is the name in capitals behind ``DEVMEM_``.
+    """Every setting of devmem's own with its default; the variable is the name in capitals behind ``DEVMEM_``.
 
-    A setting whose name starts with a backend's name belongs to that backend and is handed to it; `SHARED` belong to no backend.
+    A backend has settings of its own, whose names begin with its name, and says which (`Configurable`).
     """
 
     backend: str = _setting("", str.strip, "a backend's name", "backend to use; empty: the first usable GPU backend")
@@ -168,7 +145,7 @@ class Settings:
     staging_slot_bytes: int = _setting(16 << 20, _size, f"{ALLOWED}, 1 or more", "size of a slot")
     staging_threads: int | None = _setting(
         None,
-        _positive,
+        parse_count,
         "a whole number, 1 or more",
         "threads that fill and empty the slots; unset: one for each processor, 4 at most",
     )
@@ -187,28 +164,9 @@ class Settings:
     block_plugins: tuple[str, ...] = _setting(
         (), _names, "names separated by commas, or *", "entry points that are not loaded"
     )
-    host_strict: bool = _setting(False, _flag, "0 | 1", "host backend: device memory that the host cannot read")
-    host_devices: int = _setting(1, _positive, "a whole number, 1 or more", "host backend: number of devices")
-    roc_provider: RocProvider = _setting(
-        RocProvider.AUTO,
-        *_choice(RocProvider),
-        "roc backend: what HIP is called through: hip-python 10, hip-python 7, neither; auto: the first that is there",
-    )
-    roc_library: str = _setting(
-        "", str.strip, "the path of a file", "roc backend: the libamdhip64.so to use, unless the process has one loaded"
-    )
-    roc_stream_ordered: bool = _setting(
-        False, _flag, "0 | 1", "roc backend: allocate from HIP's pool, in stream order, if it passes a self-test"
-    )
-    roc_cuda_array_interface: bool = _setting(
-        False,
-        _flag,
-        "0 | 1",
-        "roc backend: arrays say __cuda_array_interface__, which was not made for HIP, besides DLPack",
-    )
     cuda_array_interface_sync: bool = _setting(
         True,
-        _flag,
+        parse_flag,
         "0 | 1",
         "wait, on the device, for the stream that a foreign array's __cuda_array_interface__ names",
     )
@@ -225,7 +183,7 @@ class Settings:
         "compiler that takes the kernels of its backend; empty: the first usable one",
     )
     races: bool = _setting(
-        False, _flag, "0 | 1", "report accesses to the same bytes that no stream order, event or wait separates"
+        False, parse_flag, "0 | 1", "report accesses to the same bytes that no stream order, event or wait separates"
     )
     sim: Simulators = _setting(
         Simulators.EXACT,
@@ -233,7 +191,7 @@ class Settings:
         "simulator: run kernels thread by thread, or hand those without barriers and atomics to numba.njit",
     )
     sim_race_check: bool = _setting(
-        False, _flag, "0 | 1", "simulator: report data races of a block's threads on shared memory"
+        False, parse_flag, "0 | 1", "simulator: report data races of a block's threads on shared memory"
     )
     sim_shuffle: int | None = _setting(
         None,
@@ -242,7 +200,7 @@ class Settings:
         "simulator: a seed; threads and blocks run in an order drawn from it, and races are reported",
     )
     sim_wave_size: int = _setting(
-        32, _positive, "a whole number, 1 or more", "simulator: threads of a warp or wavefront"
+        32, parse_count, "a whole number, 1 or more", "simulator: threads of a warp or wavefront"
     )
     sim_negative: NegativeIndices = _setting(
         NegativeIndices.WRAP,
@@ -250,22 +208,19 @@ class Settings:
         "simulator: negative indices count from the end, as in compiled code, or are reported",
     )
     native: bool = _setting(
-        True, _flag, "0 | 1", "use the compiled core, where it was built; read when devmem is imported; 1: it has to be"
+        True,
+        parse_flag,
+        "0 | 1",
+        "use the compiled core, where it was built; read when devmem is imported; 1: it has to be",
     )
     log_level: str = _setting("WARNING", _level, "a level of the logging module", "level of the logger 'devmem'")
 
-    def for_backend(self, name: str) -> dict[str, object]:
-        """The settings that belong to one backend, under their names without the prefix."""
-        prefix = name + "_"
-        return {
-            item.name[len(prefix) :]: getattr(self, item.name)
-            for item in fields(self)
-            if item.name.startswith(prefix) and item.name not in SHARED
-        }
-
 
 _current: Settings | None = None
-_given: frozenset[str] = frozenset()
+#: The variables with devmem's prefix, as they were when the settings were read.
+_environment: dict[str, str] = {}
+#: The variables of backends that were passed to them.
+_handed_over: set[str] = set()
 _told: set[str] = set()
 
 
@@ -277,27 +232,45 @@ def settings() -> Settings:
     ConfigError
         A variable has a value that is not allowed.
     """
-    global _current
+    global _current, _environment
     if _current is None:
-        _current = _read()
-        _apply_log_level(_current.log_level)
+        _environment = {name: text for name, text in os.environ.items() if name.startswith(PREFIX)}
+        current = _read()
+        for backend in _configurable() if _unread() else ():
+            _options(backend)  # what is not allowed is refused here, whichever backend is used
+        _current = current
+        _apply_log_level(current.log_level)
         _warn_of_strangers()
     return _current
 
 
 def options_of(backend: Configurable) -> dict[str, object]:
-    """What is set for one backend: of a built-in one all its settings, of another one what is set of its ``options``, as text.
+    """What is set for one backend, and the defaults of what was when it was asked for before, and is no longer.
 
-    Warns of variables with its name that it does not know, once each.
+    Nothing else: a program may have configured the backend itself. Warns of variables with its name that it does not know, once
+    each.
     """
-    if backend.name in plugins.BUILT_IN:
-        return settings().for_backend(backend.name)
+    settings()
     _warn_of_strangers()
-    return {
-        option: os.environ[_variable(backend, option)]
-        for option in backend.options
-        if _variable(backend, option) in os.environ
-    }
+    found = _options(backend)
+    for name, option in backend.options.items():
+        variable = _variable(backend, name)
+        if name in found:
+            _handed_over.add(variable)
+        elif variable in _handed_over and not isinstance(option, str):
+            found[name] = option.default
+    return found
+
+
+def _options(backend: Configurable) -> dict[str, object]:
+    """What is set for one backend: the value of an `Option`, the text of an option that is described by text."""
+    found: dict[str, object] = {}
+    for name, option in backend.options.items():
+        variable = _variable(backend, name)
+        if variable in _environment:
+            parse, allowed = (str, "") if isinstance(option, str) else (option.parse, option.allowed)
+            found[name] = _parsed(variable, parse, allowed)
+    return found
 
 
 def forget() -> None:
@@ -313,23 +286,13 @@ def describe() -> list[Setting]:
         Setting(
             name=PREFIX + item.name.upper(),
             value=getattr(current, item.name),
-            source="environment" if item.name in _given else "default",
+            source=_source(PREFIX + item.name.upper()),
             allowed=item.metadata["allowed"],
             help=item.metadata["help"],
         )
         for item in fields(Settings)
     ]
-    theirs = [
-        Setting(
-            name=_variable(backend, option),
-            value=os.environ.get(_variable(backend, option), ""),
-            source="environment" if _variable(backend, option) in os.environ else "default",
-            allowed=f"as the backend {backend.name!r} says",
-            help=help,
-        )
-        for backend in _configurable()
-        for option, help in backend.options.items()
-    ]
+    theirs = [_setting_of(backend, name) for backend in _configurable() for name in backend.options]
     return [*known, *theirs, *_strangers()]
 
 
@@ -355,10 +318,25 @@ def variable_of(backend: str, option: str) -> str:
     return variable if any(each.name == variable and each.source != "unknown" for each in describe()) else ""
 
 
+def _setting_of(backend: Configurable, name: str) -> Setting:
+    """One option of a backend as it stands."""
+    option, variable = backend.options[name], _variable(backend, name)
+    found = _options(backend)
+    if isinstance(option, str):
+        allowed = f"as the backend {backend.name!r} says"
+        return Setting(variable, found.get(name, ""), _source(variable), allowed, option)
+    value = found.get(name, option.default)
+    return Setting(variable, value, _source(variable), option.allowed, f"{backend.name} backend: {option.help}")
+
+
+def _source(variable: str) -> str:
+    return "environment" if variable in _environment else "default"
+
+
 def _configurable() -> list[Configurable]:
-    """The backends of other packages that are loaded and have settings."""
-    theirs = [each.backend for name, each in plugins.registry.backends.items() if name not in plugins.BUILT_IN]
-    return [backend for backend in theirs if isinstance(backend, Configurable)]
+    """The backends with settings: built-in ones, and those of other packages that are loaded."""
+    loaded = [each.backend for each in plugins.registry.loaded_backends().values()]
+    return [backend for backend in loaded if isinstance(backend, Configurable)]
 
 
 def _variable(backend: Configurable, option: str) -> str:
@@ -378,47 +356,57 @@ def _warn_of_strangers() -> None:
 
 def _strangers() -> list[Setting]:
     """Variables with devmem's prefix that are not read. Of a third-party backend that does not say its own it is not known."""
-    known = {PREFIX + item.name.upper() for item in fields(Settings)}
-    names = [name for name in os.environ if name.startswith(PREFIX) and name not in known]
-    names = sorted(name for name in names if name != ELSEWHERE and not name.startswith(ELSEWHERE + "_"))
+    names = _unread()
+    if not names:
+        return []
+    say = _configurable()
+    options = {_variable(backend, option) for backend in say for option in backend.options}
+    names = [name for name in names if name not in options]
     if not names:
         return []
     import difflib  # only for those who made a mistake
 
-    say = _configurable()
-    known |= {_variable(backend, option) for backend in say for option in backend.options}
+    known = {PREFIX + item.name.upper() for item in fields(Settings)} | options
     silent = plugins.registry.third_party_names() - {backend.name for backend in say}
     shorter = [each.removeprefix(PREFIX) for each in known]
     found = []
     for name in names:
-        if name not in known and not name.startswith(tuple(map(_prefix, silent))):
+        if not name.startswith(tuple(map(_prefix, silent))):
             close = difflib.get_close_matches(name.removeprefix(PREFIX), shorter, n=1)
             advice = f"did you mean {PREFIX}{close[0]}?" if close else "unset it; `devmem info` lists what there is"
             help = f"{name} is not a setting of devmem and does nothing: {advice}"
-            found.append(Setting(name, os.environ[name], "unknown", "", help))
+            found.append(Setting(name, _environment[name], "unknown", "", help))
     return found
 
 
+def _unread() -> list[str]:
+    """The variables that are none of devmem's own settings: those of backends, and those that are not read at all."""
+    known = {PREFIX + item.name.upper() for item in fields(Settings)}
+    names = sorted(_environment.keys() - known)
+    return [name for name in names if name != ELSEWHERE and not name.startswith(ELSEWHERE + "_")]
+
+
 def _read() -> Settings:
-    values: dict[str, Any] = {}
-    for item in fields(Settings):
-        variable = PREFIX + item.name.upper()
-        text = os.environ.get(variable)
-        if text is None:
-            continue
-        try:
-            values[item.name] = item.metadata["parse"](text)
-        except (ValueError, KeyError):
-            allowed = item.metadata["allowed"]
-            raise ConfigError(f"{variable}={text!r} is not allowed: give {allowed}, or unset it") from None
-    global _given
-    _given = frozenset(values)
+    values: dict[str, Any] = {
+        item.name: _parsed(variable, item.metadata["parse"], item.metadata["allowed"])
+        for item in fields(Settings)
+        if (variable := PREFIX + item.name.upper()) in _environment
+    }
     return Settings(**values)
+
+
+def _parsed(variable: str, parse: Callable[[str], object], allowed: str) -> object:
+    """The value of a variable that is set."""
+    text = _environment[variable]
+    try:
+        return parse(text)
+    except (ValueError, KeyError):
+        raise ConfigError(f"{variable}={text!r} is not allowed: give {allowed}, or unset it") from None
 
 
 def _apply_log_level(level: str) -> None:
     # Only a level that the user asked for is imposed: otherwise the application's own logging configuration rules.
-    if "log_level" in _given:
+    if PREFIX + "LOG_LEVEL" in _environment:
         import logging
 
         logging.getLogger("devmem").setLevel(level)

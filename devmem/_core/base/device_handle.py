@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import gc
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar, cast
 
-from ...spi.driver import PROTOCOLS, REQUIRED, Driver, FullDriver
-from ...spi.errors import ClosedError, DevmemError, PluginError, UnsupportedError
+from ...spi.driver import PROTOCOLS, Driver, FullDriver, SupportsStridedCopy
+from ...spi.errors import ClosedError, DevmemError, DevmemWarning, PluginError, UnsupportedError
 from ...spi.types import LEGACY_STREAM, Capability, DeviceInfo, MemoryInfo, MemoryKind
 from ...toolkit.deferred_errors import fresh_copy
+from ...toolkit.driver_parts import STRIDED, WithoutStridedCopies, lacking
+from .config import caller_level
 from .hot_state import HandleState
 from .polling import until
 
@@ -375,7 +378,7 @@ def checked_driver(driver: object, backend: str, ordinal: int) -> Driver:
         It lacks a method of the contract or of a capability that it declares, or declares an unknown one.
     """
     what = f"the backend {backend!r} opened device {ordinal} with"
-    missing = [name for name in REQUIRED if not hasattr(driver, name)]
+    missing = lacking(driver, Driver)
     if missing:
         raise PluginError(f"{what} {driver!r}, which lacks {', '.join(missing)} (see devmem.spi.driver.Driver)")
     info = cast(Driver, driver).info
@@ -383,16 +386,25 @@ def checked_driver(driver: object, backend: str, ordinal: int) -> Driver:
         raise PluginError(f"{what} an info that is {info!r}, not a devmem.spi.types.DeviceInfo")
     if info.alignment < 64 or info.alignment & (info.alignment - 1):
         raise PluginError(f"{what} alignment={info.alignment}: it is a power of two, at least 64")
+    if info.capabilities & STRIDED and lacking(driver, SupportsStridedCopy):
+        driver = WithoutStridedCopies(driver)
+        info = driver.info
+        warnings.warn(
+            f"{what} a driver that declares {Capability.STRIDED_COPY.value!r} and has no copy_strided: strided copies take the "
+            f"general path, and copy_2d, copy_3d and copy_3d_batch are not called; write copy_strided in place of the first two "
+            f"(see docs/reference/contract-changes.md)",
+            DevmemWarning,
+            stacklevel=caller_level(),
+        )
     unknown = info.capabilities - set(Capability)
     if unknown:
         there = ", ".join(sorted(Capability))
         raise PluginError(f"{what} unknown capabilities {', '.join(sorted(map(str, unknown)))}; there are {there}")
     for capability in info.capabilities:
         protocol = PROTOCOLS[Capability(capability)]
-        lacking = [name for name in vars(protocol) if not name.startswith("_") and not hasattr(driver, name)]
-        if lacking:
+        if missing := lacking(driver, protocol):
             raise PluginError(
-                f"{what} the capability {str(capability)!r}, but without {', '.join(lacking)} of {protocol.__name__} "
+                f"{what} the capability {str(capability)!r}, but without {', '.join(missing)} of {protocol.__name__} "
                 f"(see devmem.spi.driver)"
             )
     return cast(Driver, driver)

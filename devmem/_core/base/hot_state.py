@@ -85,6 +85,8 @@ if TYPE_CHECKING or core is None:
 
         __slots__ = ("recorded", "timing")
 
+        handle: int
+
     class RecordState:
         """The slots of an `OwnedHandle` that the core reads."""
 

@@ -81,7 +81,7 @@ class CopyEngine:
         #: Whether the driver has a call for several copies; some turn out to have none.
         self.batches = handle.has(Capability.BATCH_COPY)
         #: Whether it has one for several copies of rows and slices.
-        self.volume_batches = handle.has(Capability.VOLUME_BATCH) and handle.has(Capability.VOLUME_COPY)
+        self.volume_batches = handle.has(Capability.VOLUME_BATCH) and handle.has(Capability.STRIDED_COPY)
         #: The ordinals of devices of the backend whose memory this one was forbidden to reach.
         self.apart: set[int] = set()
         #: By device, the copy engine of each other device that may still read this device's memory: its copy did not wait.
@@ -319,7 +319,7 @@ class CopyEngine:
         plan = plan_copy(D2D, dst, src, self, stream)
         if plan.route is Route.STAGED or plan.rows is None or not self.is_pitched(plan.rows, D2D):
             return []
-        return plan.rows.boxes(dst._ptr, src._ptr, volume=True)
+        return plan.rows.boxes(dst._ptr, src._ptr)
 
     def fill(self, dst: ArrayView[Any], item: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
         """Store one value, an array without axes of the same dtype, in every element, and count it."""

@@ -5,7 +5,7 @@ whose reason goes into the trace. The engine executes it. The routes:
 
 ==========  ==========================================================================================================
 direct      one run of bytes on both sides
-2d          rows, by the driver's copies in two and three dimensions
+2d          rows, by the driver's strided copies
 packed      gathered in a host buffer first (upload), or fetched in one run and scattered from there (download)
 span        everything between the elements is fetched with them, and gathered on the host; sparse: in parts
 staged      by way of page-locked slots; on one device, by way of the host

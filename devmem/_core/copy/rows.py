@@ -1,4 +1,4 @@
-"""A strided copy as rows, the way that drivers copy in two and three dimensions: pure stride algebra."""
+"""A strided copy as rows and slices, the way that drivers copy them: pure stride algebra."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Rows:
 
     @property
     def calls(self) -> int:
-        """Driver calls that it takes where the driver copies in two dimensions."""
+        """How often the rows are repeated: at each offset of the outer axes."""
         found = 1
         for count, _, _ in self.outer:
             found *= count
@@ -59,9 +59,9 @@ class Rows:
                 return Slices(count, dst_rows, src_rows, rest.offsets())
         return None
 
-    def boxes(self, dst: int, src: int, *, volume: bool) -> list[Box]:
-        """Copies of rows, and with ``volume`` of slices, between these addresses: one for each call that they take."""
-        slices = self.slices() if volume and self.outer else None
+    def boxes(self, dst: int, src: int) -> list[Box]:
+        """The strided copies between these addresses: one for each call that they take."""
+        slices = self.slices()
         if slices is None:
             slices = Slices(1, self.height, self.height, self.offsets())
         size = self.width, self.height, slices.depth

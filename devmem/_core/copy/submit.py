@@ -1,7 +1,7 @@
 """What a driver is asked to do for a copy, in as few calls as the device can do it in.
 
-`Submitter.copy` is the one place where a run of bytes is copied: every other copy is made of it, or of the driver's copies in
-two and three dimensions. A ``host`` array that is given to it, or to `Submitter.copy_rows`, is kept alive as long as the device
+`Submitter.copy` is the one place where a run of bytes is copied: every other copy is made of it, or of the driver's strided
+copies. A ``host`` array that is given to it, or to `Submitter.copy_rows`, is kept alive as long as the device
 may touch it, also where an interrupt comes as the driver returns.
 
 A copy from or to host memory must not meet pages that are being locked or unlocked: CUDA refuses a copy that lies half in
@@ -127,12 +127,7 @@ class Submitter:
         width, height, handle = rows.width, rows.height, stream.handle
         steps: list[Callable[..., bool]] = []
         if height > 1 and is_pitched(self.handle, rows, kind):
-            for box in rows.boxes(dst, src, volume=self.handle.has(Capability.VOLUME_COPY)):
-                if box.depth > 1:
-                    steps.append(partial(driver.copy_3d, *box, kind, handle))
-                else:
-                    pitches = box.dst, box.dst_pitch, box.src, box.src_pitch
-                    steps.append(partial(driver.copy_2d, *pitches, width, height, kind, handle))
+            steps += [partial(driver.copy_strided, box, kind, handle) for box in rows.boxes(dst, src)]
         else:
             for to, origin in rows.offsets():
                 for row in range(height):
@@ -145,7 +140,7 @@ def calls(handle: DeviceHandle, rows: Rows, kind: CopyKind = H2D) -> int:
     """Driver calls that rows take on a device: between it and the host, either way, or on it."""
     if not is_pitched(handle, rows, kind):
         return rows.calls * rows.height
-    slices = rows.slices() if handle.has(Capability.VOLUME_COPY) else None
+    slices = rows.slices()
     return rows.calls if slices is None else len(slices.offsets)
 
 

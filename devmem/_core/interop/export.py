@@ -13,7 +13,8 @@ from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 from ..base.array_view import ArrayView
 from ..base.device_handle import CPU, CurrentDevice
 from ..base.layout import is_contiguous, opaque
-from ..lifetime.allocation import Allocation, ExportedForeign
+from ..lifetime.allocation import Allocation
+from ..lifetime.deferred_free import ExportedForeign
 from ..ordering.stream import Stream
 from ..ordering.stream_table import StreamTable
 from .dlpack import READ_ONLY
@@ -53,7 +54,7 @@ def exported(view: ArrayView[Any], allocation: Allocation, table: StreamTable, s
                     allocation.wait()
                 else:
                     allocation.hand_to(consumer)
-    keep = ExportedForeign(allocation, consumer) if allocation.home is None else allocation
+    keep = ExportedForeign(allocation.queue, allocation.owner, consumer) if allocation.home is None else allocation
     allocation.lend()
     flags = READ_ONLY if allocation.read_only else 0
     device = table.handle.dlpack_device

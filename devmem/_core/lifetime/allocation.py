@@ -426,33 +426,3 @@ class ForeignAllocation(Allocation):
             self.device_handle.check()
             self.freed = True
             self.owner = None
-
-
-class ExportedForeign:
-    """Borrowed memory that was handed on: its owner stays until the consumer has let go, and the stream that it named has passed.
-
-    Of a foreign stream nothing is known by then: what is enqueued there at the export is all that is waited for.
-    """
-
-    __slots__ = ("owner", "queue", "stream")
-
-    def __init__(self, allocation: ForeignAllocation, stream: Stream | None) -> None:
-        self.queue = allocation.queue
-        self.owner = allocation.owner
-        self.stream = None if stream is None or stream.external else stream
-
-    def __del__(self) -> None:
-        # On any thread, whenever the consumer likes: as for blocks of ours, see `Allocation`.
-        try:
-            if self.stream is not None and not self.queue.handle.dead:
-                self.queue.foreign_releases.append(self)
-        except AttributeError:
-            pass
-
-    def release(self) -> None:
-        """Keep the owner alive until the stream has completed what is on it now. The device is entered."""
-        if self.stream is not None:
-            with self.queue.streams.leases.hold():
-                stream = self.stream.ordering_stream()
-                if not self.queue.handle.driver.stream_query(stream.handle):
-                    self.queue.completions.keep_until_complete(stream, self.owner)

@@ -20,25 +20,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from threading import get_ident
-from typing import Protocol
 
 from ...spi.errors import DevmemError, DevmemWarning
 from ..base.config import settings
 from ..base.device_handle import DeviceHandle, Droppable
 from ..base.scopes import deferral
 from ..ordering.completions import CompletionTracker, leaked
+from ..ordering.stream import Stream
 from ..ordering.stream_table import StreamTable
 
 _nbytes: Callable[[object], int] = attrgetter("nbytes")
 #: So much that was dropped is looked at again at each safe point; more is counted, together and once.
 FEW = 10
-
-
-class PendingRelease(Protocol):
-    """An owner of foreign memory that waits to be let go of."""
-
-    def release(self) -> None:
-        """Let go of the owner behind the stream of its consumer; the device is entered."""
 
 
 class DeferredFreeQueue:
@@ -61,7 +54,7 @@ class DeferredFreeQueue:
         self.dropped = handle.dropped
         self.pending: deque[Droppable] = deque()
         self.pending_bytes = 0
-        self.foreign_releases: deque[PendingRelease] = deque()
+        self.foreign_releases: deque[ExportedForeign] = deque()
         self.max_count = settings().max_pending_deallocs_count
         self.max_bytes = int(settings().max_pending_deallocs_ratio * handle.info.total_bytes)
         self._lock = completions.events.lock
@@ -200,3 +193,33 @@ class DeferredFreeQueue:
                     self.pending_bytes += item.nbytes
             except IndexError:
                 return
+
+
+class ExportedForeign:
+    """Borrowed memory that was handed on: its owner stays until the consumer has let go, and the stream that it named has passed.
+
+    Of a foreign stream nothing is known by then: what is enqueued there at the export is all that is waited for.
+    """
+
+    __slots__ = ("owner", "queue", "stream")
+
+    def __init__(self, queue: DeferredFreeQueue, owner: object, stream: Stream | None) -> None:
+        self.queue = queue
+        self.owner = owner
+        self.stream = None if stream is None or stream.external else stream
+
+    def __del__(self) -> None:
+        # On any thread, whenever the consumer likes: as for blocks of ours, see `Allocation`.
+        try:
+            if self.stream is not None and not self.queue.handle.dead:
+                self.queue.foreign_releases.append(self)
+        except AttributeError:
+            pass
+
+    def release(self) -> None:
+        """Keep the owner alive until the stream has completed what is on it now. The device is entered."""
+        if self.stream is not None:
+            with self.queue.streams.leases.hold():
+                stream = self.stream.ordering_stream()
+                if not self.queue.handle.driver.stream_query(stream.handle):
+                    self.queue.completions.keep_until_complete(stream, self.owner)

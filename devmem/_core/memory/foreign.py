@@ -143,9 +143,9 @@ def tell(resource: object, verb: str, argument: object) -> None:
 
 
 def check_version(found: object, spelled: str, origin: str) -> None:
-    """Refuse what says that it is written for another contract."""
+    """Refuse what says that it is written for another contract; the previous one asked the same of resources."""
     version = getattr(found, "spi_version", SPI_VERSION)
-    if version != SPI_VERSION:
+    if version not in (SPI_VERSION - 1, SPI_VERSION):
         other = "upgrade devmem" if isinstance(version, int) and version > SPI_VERSION else f"upgrade {origin}"
         raise PluginError(
             f"the memory resource {spelled} from {origin} is written for contract {version}, this devmem has "

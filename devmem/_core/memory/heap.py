@@ -5,24 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from ...spi.memory import MemoryResource
 from ...spi.types import MemoryKind
 from ..base.device_handle import DeviceHandle
+from ..base.hot_state import AllocationState
 from ..base.interrupts import CannotWait
 from .adaptor import kept_by, part_with
 from .foreign import Boundary, is_ours, tell
 
 #: Kinds of memory that is the host's, with its pages locked.
 HOST_KINDS = frozenset({MemoryKind.PINNED, MemoryKind.MAPPED})
-
-
-class HasAddress(Protocol):
-    """A block, as it is given back."""
-
-    ptr: int
-    nbytes: int
 
 
 @dataclass(slots=True)
@@ -78,7 +71,7 @@ class Heap:
         """Bytes that the stack keeps for reuse."""
         return kept_by(self.resource)
 
-    def give_back(self, block: HasAddress, handle: int) -> None:
+    def give_back(self, block: AllocationState | Block, handle: int) -> None:
         """Return a block to the resource; its address is 0 from then on, unless that raises CannotWait."""
         ptr = block.ptr
         if self.lent:

@@ -12,21 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from ...spi.driver import FullDriver, GraphCall
 from ...spi.errors import UnsupportedError
-from ...spi.types import CopyKind
+from ...spi.types import Box, CopyKind
+from ..base.hot_state import EventState
 
 #: Given a driver, a stream, and how far the destination and the source have moved since: enqueues one piece of work.
 Call = Callable[[FullDriver, int, int, int], object]
-
-
-class HasHandle(Protocol):
-    """An event, as far as it matters here; reading the handle raises if it is closed."""
-
-    @property
-    def handle(self) -> int: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +68,7 @@ class Recorder:
     page_locked: Callable[[int], Any]
     steps: list[tuple[Call, RecordedCopy | None]] = field(default_factory=list)
     copies: list[RecordedCopy] = field(default_factory=list)
-    events: list[HasHandle] = field(default_factory=list)
+    events: list[EventState] = field(default_factory=list)
     uses: dict[int, Any] = field(default_factory=dict)
     kept: list[object] = field(default_factory=list)
     _pending: list[Any] = field(default_factory=list)
@@ -124,52 +118,15 @@ class Recorder:
         self._add(lambda driver, on, to, at: driver.copy(dst + to, src + at, nbytes, kind, on, blocking=False))
         return kind is not CopyKind.D2D
 
-    def copy_2d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        src: int,
-        src_pitch: int,
-        width: int,
-        height: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
-    ) -> bool:
-        """Record a copy of rows."""
+    def copy_strided(self, box: Box, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
+        """Record a copy of rows and slices."""
         self._check_copy(kind, blocking)
-        self._add(
-            lambda driver, on, to, at: driver.copy_2d(
-                dst + to, dst_pitch, src + at, src_pitch, width, height, kind, on, blocking=False
-            )
-        )
-        return kind is not CopyKind.D2D
 
-    def copy_3d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        dst_rows: int,
-        src: int,
-        src_pitch: int,
-        src_rows: int,
-        width: int,
-        height: int,
-        depth: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
-    ) -> bool:
-        """Record a copy of slices of rows."""
-        self._check_copy(kind, blocking)
-        sides = dst_pitch, dst_rows, src_pitch, src_rows
-        self._add(
-            lambda driver, on, to, at: driver.copy_3d(
-                dst + to, sides[0], sides[1], src + at, *sides[2:], width, height, depth, kind, on, blocking=False
-            )
-        )
+        def call(driver: FullDriver, on: int, to: int, at: int) -> bool:
+            moved = box._replace(dst=box.dst + to, src=box.src + at)
+            return driver.copy_strided(moved, kind, on, blocking=False)
+
+        self._add(call)
         return kind is not CopyKind.D2D
 
     def fill(self, dst: int, value: int, width: int, count: int, stream: int) -> None:
@@ -180,13 +137,13 @@ class Recorder:
         """Record a launch, which ``launch(stream)`` makes; it keeps the arguments."""
         self._add(lambda driver, on, to, at: launch(on))
 
-    def record_event(self, event: HasHandle) -> None:
+    def record_event(self, event: EventState) -> None:
         """Record that an event is recorded here."""
         handle = event.handle
         self._add(lambda driver, on, to, at: driver.graph_record_event(handle, on))
         self.events.append(event)
 
-    def wait_event(self, event: HasHandle) -> None:
+    def wait_event(self, event: EventState) -> None:
         """Record that what comes next waits for an event."""
         handle = event.handle
         self._add(lambda driver, on, to, at: driver.graph_wait_event(on, handle))

@@ -13,8 +13,8 @@ from weakref import WeakSet, WeakValueDictionary
 from cuda.bindings import driver as cu
 
 from ...spi.errors import BackendError
-from ...spi.types import LEGACY_STREAM, Box, CopyKind, Extent
-from ...toolkit.driver_parts import DriverState, Part, StridedCopies
+from ...spi.types import LEGACY_STREAM, Box, CopyKind
+from ...toolkit.driver_parts import DriverState, Part
 from ...toolkit.memory import MemoryPool
 from ...toolkit.streams import Streams
 from ...toolkit.vendor_functions import INVALID_VALUE
@@ -38,7 +38,7 @@ SAMPLE, CALLS, ROUNDS = 4096, 16, 5
 PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED, TOO_MANY_PEERS = 704, 705, 711
 
 
-class Copies(StridedCopies, Part):
+class Copies(Part):
     """Copies and fills. The driver has read or written pageable memory when its asynchronous copies return."""
 
     def __init__(
@@ -111,16 +111,18 @@ class Copies(StridedCopies, Part):
     def fill(self, dst: int, value: int, width: int, count: int, stream: int) -> None:
         getattr(self._functions, f"MemsetD{8 * width}Async")(dst, value, count, self._streams[stream])
 
-    def copy_slices(
-        self, call: str, dst: Extent, src: Extent, shape: Extent, kind: CopyKind, stream: int, blocking: bool
-    ) -> bool:
-        (to, to_pitch, to_rows), (source, source_pitch, source_rows), (width, height, depth) = dst, src, shape
-        plan = cu.CUDA_MEMCPY2D() if depth == 1 else cu.CUDA_MEMCPY3D()
-        for side, address, on_host in (("src", source, kind is _H2D), ("dst", to, kind is _D2H)):
+    def copy_strided(self, box: Box, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
+        plan = cu.CUDA_MEMCPY2D() if box.depth == 1 else cu.CUDA_MEMCPY3D()
+        for side, address, on_host in (("src", box.src, kind is _H2D), ("dst", box.dst, kind is _D2H)):
             setattr(plan, f"{side}MemoryType", _ON_HOST if on_host else _ON_DEVICE)
             setattr(plan, f"{side}{'Host' if on_host else 'Device'}", address)
-        plan.srcPitch, plan.dstPitch, plan.WidthInBytes, plan.Height = source_pitch, to_pitch, width, height
-        if depth == 1:
+        plan.srcPitch, plan.dstPitch, plan.WidthInBytes, plan.Height = (
+            box.src_pitch,
+            box.dst_pitch,
+            box.width,
+            box.height,
+        )
+        if box.depth == 1:
             try:
                 self._functions.Memcpy2DAsync(plan, self._streams[stream])
             except BackendError as error:
@@ -133,12 +135,12 @@ class Copies(StridedCopies, Part):
                 self._synchronize(LEGACY_STREAM)
                 return False
         else:
-            plan.srcHeight, plan.dstHeight, plan.Depth = source_rows, to_rows, depth
+            plan.srcHeight, plan.dstHeight, plan.Depth = box.src_rows, box.dst_rows, box.depth
             self._functions.Memcpy3DAsync(plan, self._streams[stream])
         if blocking:
             self._synchronize(stream)
             return False
-        return kind is not _D2D and self._is_page_locked(source if kind is _H2D else to)
+        return kind is not _D2D and self._is_page_locked(box.src if kind is _H2D else box.dst)
 
     def copy_batch(
         self, dsts: Sequence[int], srcs: Sequence[int], sizes: Sequence[int], kind: CopyKind, stream: int

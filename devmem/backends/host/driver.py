@@ -23,16 +23,16 @@ from devmem.spi.types import (
     LEGACY_STREAM,
     PER_THREAD_STREAM,
     AllocFlags,
+    Box,
     Capability,
     CopyKind,
     DeviceInfo,
     Exchange,
-    Extent,
     MemoryKind,
     PlaceKind,
 )
 from devmem.spi.types import Place as ManagedPlace
-from devmem.toolkit.driver_parts import ADVICE, ComposedDriver, StridedCopies
+from devmem.toolkit.driver_parts import ADVICE, ComposedDriver
 from devmem.toolkit.host_functions import this_thread
 
 from .address_space import AddressSpace, Place, refuse_overlap
@@ -61,7 +61,7 @@ class _Thread(threading.local):
 thread = _Thread()
 
 
-class HostDriver(ComposedDriver, StridedCopies):
+class HostDriver(ComposedDriver):
     """One open device."""
 
     def __init__(self, ordinal: int, *, strict: bool, devices: int) -> None:
@@ -238,11 +238,11 @@ class HostDriver(ComposedDriver, StridedCopies):
         host = source if kind is CopyKind.H2D else to
         return self._start_copy(on, kind, host, nbytes, nbytes, memmove, to, source, nbytes)
 
-    def copy_slices(
-        self, call: str, dst: Extent, src: Extent, shape: Extent, kind: CopyKind, stream: int, blocking: bool
-    ) -> bool:
-        on, (width, height, depth) = self._stream(stream, call), shape
-        (dst_at, pitch, rows), (src_at, src_pitch, src_rows) = dst, src
+    def copy_strided(self, box: Box, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
+        call = "copy_strided"
+        on = self._stream(stream, call)
+        dst_at, pitch, rows, src_at, src_pitch, src_rows, width, height, depth = box
+        shape = width, height, depth
         step, src_step = rows * pitch, src_rows * src_pitch
         if min(shape) <= 0 or min(pitch, src_pitch) < width or min(rows, src_rows) < height:
             strides = f"{(pitch, step)}, {(src_pitch, src_step)}"

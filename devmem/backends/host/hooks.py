@@ -9,9 +9,8 @@ from typing import cast
 from devmem.spi import SPI_VERSION
 from devmem.spi.driver import Backend, Driver
 from devmem.spi.errors import ConfigError
-from devmem.toolkit.settings import checked
-
-KINDS = {"strict": bool, "devices": int}
+from devmem.spi.types import Option
+from devmem.toolkit.settings import checked, count, flag
 
 
 class HostBackend:
@@ -19,11 +18,8 @@ class HostBackend:
 
     name = "host"
     spi_version = SPI_VERSION
-    options: Mapping[str, str] = MappingProxyType(
-        {
-            "strict": "True | False: put device memory where the host cannot touch it",
-            "devices": "1 or more: how many devices there are",
-        }
+    options: Mapping[str, Option] = MappingProxyType(
+        {"strict": flag("device memory that the host cannot read"), "devices": count("number of devices", 1)}
     )
 
     def __init__(self) -> None:
@@ -31,7 +27,7 @@ class HostBackend:
 
     def configure(self, options: Mapping[str, object]) -> None:
         """Take the options for devices that are opened from now on; on an error nothing is changed."""
-        given = {"strict": self._strict, "devices": self._devices, **checked(self.name, options, KINDS)}
+        given = {"strict": self._strict, "devices": self._devices, **checked(self.name, options, self.options)}
         if (devices := int(str(given["devices"]))) < 1:
             raise ConfigError(f"host option devices={devices} must be at least 1")
         self._strict, self._devices = bool(given["strict"]), devices

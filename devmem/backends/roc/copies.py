@@ -6,8 +6,8 @@ import ctypes
 from collections.abc import Callable, Sequence
 
 from ...spi.errors import BackendError, UnsupportedError
-from ...spi.types import CopyKind, Extent
-from ...toolkit.driver_parts import DriverState, Part, StridedCopies
+from ...spi.types import Box, CopyKind
+from ...toolkit.driver_parts import DriverState, Part
 from ...toolkit.streams import Streams
 from ...toolkit.vendor_functions import NOT_SUPPORTED
 from .functions import PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED
@@ -33,7 +33,7 @@ class Volume(ctypes.Structure):
     )
 
 
-class Copies(StridedCopies, Part):
+class Copies(Part):
     """Copies and fills. The runtime has read or written pageable memory when its asynchronous copies return.
 
     The runtime finds the direction out by itself. The kind that it is given keeps it from taking a device's address that it does
@@ -66,15 +66,13 @@ class Copies(StridedCopies, Part):
             value -= value >> 31 << 32  # a signed word there
         getattr(self._functions, f"MemsetD{8 * width}Async")(dst, value, count, self._streams[stream])
 
-    def copy_slices(
-        self, call: str, dst: Extent, src: Extent, shape: Extent, kind: CopyKind, stream: int, blocking: bool
-    ) -> bool:
-        (to, to_pitch, to_rows), (source, source_pitch, source_rows), (width, height, depth) = dst, src, shape
-        kind_there, on = self.kinds[kind], self._streams[stream]
+    def copy_strided(self, box: Box, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
+        to, to_pitch, to_rows, source, source_pitch, source_rows, width, height, depth = box
+        on = self._streams[stream]
         if depth == 1:
-            self._functions.Memcpy2DAsync(to, to_pitch, source, source_pitch, width, height, kind_there, on)
+            self._functions.Memcpy2DAsync(to, to_pitch, source, source_pitch, width, height, self.kinds[kind], on)
         else:
-            plan = Volume(extent=shape, kind=_KINDS[kind])
+            plan = Volume(extent=(width, height, depth), kind=_KINDS[kind])
             plan.src[:] = source, source_pitch, source_pitch, source_rows
             plan.dst[:] = to, to_pitch, to_pitch, to_rows
             self._functions.Memcpy3DAsync(ctypes.addressof(plan), on)

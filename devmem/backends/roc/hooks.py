@@ -8,7 +8,8 @@ from typing import cast
 
 from ...spi import SPI_VERSION
 from ...spi.driver import Driver
-from ...toolkit.settings import checked
+from ...spi.types import Option
+from ...toolkit.settings import checked, choice, flag
 
 
 class RocBackend:
@@ -16,12 +17,20 @@ class RocBackend:
 
     name = "roc"
     spi_version = SPI_VERSION
-    options: Mapping[str, str] = MappingProxyType(
+    options: Mapping[str, Option] = MappingProxyType(
         {
-            "provider": "what HIP is called through",
-            "library": "the libamdhip64.so to use",
-            "stream_ordered": "True | False: allocate from HIP's pool",
-            "cuda_array_interface": "True | False: arrays say __cuda_array_interface__",
+            "provider": choice(
+                "what HIP is called through: hip-python 10, hip-python 7, neither; auto: the first that is there",
+                "auto",
+                "rocm",
+                "hip",
+                "ctypes",
+            ),
+            "library": Option("the libamdhip64.so to use, unless the process has one loaded", "the path of a file"),
+            "stream_ordered": flag("allocate from HIP's pool, in stream order, if it passes a self-test"),
+            "cuda_array_interface": flag(
+                "arrays say __cuda_array_interface__, which was not made for HIP, besides DLPack"
+            ),
         }
     )
 
@@ -31,7 +40,7 @@ class RocBackend:
 
     def configure(self, options: Mapping[str, object]) -> None:
         """Take ``provider``, ``library``, ``stream_ordered`` and ``cuda_array_interface``, the settings ``DEVMEM_ROC_*``."""
-        checked(self.name, options, dict.fromkeys(self._where, str) | dict.fromkeys(self._choices, bool))
+        checked(self.name, options, self.options)
         self._where |= {name: str(options[name]) for name in self._where if name in options}
         self._choices |= {name: bool(options[name]) for name in self._choices if name in options}
 

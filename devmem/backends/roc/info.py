@@ -62,10 +62,9 @@ EXCHANGE = Exchange(10, 11, 10, MappingProxyType({0: 1}))
 
 #: The functions that a capability needs. What the runtime's pool is worth is found out later.
 _NEEDS: dict[Capability, tuple[str, ...]] = {
-    Capability.STRIDED_COPY: (),
+    Capability.STRIDED_COPY: ("hipMemcpy3DAsync",),
     Capability.HOST_REGISTER: (),
     Capability.MAPPED: (),
-    Capability.VOLUME_COPY: ("hipMemcpy3DAsync",),
     Capability.BATCH_COPY: ("hipMemcpyBatchAsync",),
     Capability.PEER: ("hipMemcpyPeerAsync", "hipDeviceCanAccessPeer"),
     Capability.PEER_ACCESS: ("hipDeviceCanAccessPeer", "hipDeviceEnablePeerAccess", "hipDeviceDisablePeerAccess"),

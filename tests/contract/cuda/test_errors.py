@@ -19,7 +19,7 @@ from waits import patience
 import devmem as dm
 from devmem.backends.cuda.hooks import CudaBackend
 from devmem.spi.errors import BackendError, DeviceLost, OutOfMemory
-from devmem.spi.types import LEGACY_STREAM, Capability, CopyKind, MemoryKind
+from devmem.spi.types import LEGACY_STREAM, Box, Capability, CopyKind, MemoryKind
 from devmem.testing import emulator
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -150,9 +150,11 @@ CALLS: dict[str, tuple[str, Callable[[Open], object]]] = {
     "copy down on a stream": ("cuMemcpyDtoHAsync", lambda o: copy(o, CopyKind.D2H, o.stream, False)),
     "copy within": ("cuMemcpyDtoDAsync", lambda o: copy(o, CopyKind.D2D, 1, False)),
     "copy and wait": ("cuStreamSynchronize", lambda o: copy(o, CopyKind.D2H, o.stream, True)),
-    "copy_2d": (
+    "copy_strided": (
         "cuMemcpy2DAsync",
-        lambda o: o.driver.copy_2d(o.ptr, 100, o.host.ctypes.data, 100, 50, 9, CopyKind.H2D, 1, blocking=True),
+        lambda o: o.driver.copy_strided(
+            Box(o.ptr, 100, 9, o.host.ctypes.data, 100, 9, 50, 9, 1), CopyKind.H2D, 1, blocking=True
+        ),
     ),
     "copy_peer": ("cuMemcpyPeerAsync", lambda o: o.driver.copy_peer(o.ptr, 0, o.ptr + 200, 0, 9, 1, blocking=True)),
     "can_access": ("cuDeviceCanAccessPeer", lambda o: o.driver.can_access(1)),

@@ -20,7 +20,7 @@ import devmem as dm
 from devmem.backends.cuda.hooks import CudaBackend
 from devmem.cli.info import info
 from devmem.spi.errors import BackendError
-from devmem.spi.types import LEGACY_STREAM, AllocFlags, Capability, CopyKind, MemoryKind
+from devmem.spi.types import LEGACY_STREAM, AllocFlags, Box, Capability, CopyKind, MemoryKind
 from devmem.testing import emulator
 from tests.helpers.memory_policy import MemoryPolicy
 
@@ -645,7 +645,8 @@ def test_rows_with_pitches_that_the_fast_call_refuses(driver: Any, control: emul
     driver.fill(dst, 0, 1, 3000, stream)
     control.reset()
     control.fail("cuMemcpy2DAsync", 1, 1)
-    running = driver.copy_2d(dst, 30, src, 50, 20, 60, CopyKind.D2D, stream, blocking=False)
+    box = Box(dst, 30, 60, src, 50, 60, 20, 60, 1)
+    running = driver.copy_strided(box, CopyKind.D2D, stream, blocking=False)
     assert running is False
     seen = control.calls()
     assert seen["cuMemcpy2DUnaligned"] == 1
@@ -656,7 +657,7 @@ def test_rows_with_pitches_that_the_fast_call_refuses(driver: Any, control: emul
     assert np.array_equal(back, expected)
     control.fail("cuMemcpy2DAsync", 1, 1)
     with pytest.raises(BackendError, match="cuMemcpy2DAsync"):  # no such second way from the host
-        driver.copy_2d(dst, 30, source.ctypes.data, 50, 20, 60, CopyKind.H2D, stream, blocking=False)
+        driver.copy_strided(box._replace(src=source.ctypes.data), CopyKind.H2D, stream, blocking=False)
     driver.stream_destroy(stream)
     driver.free(src, 3000, LEGACY_STREAM)
     driver.free(dst, 3000, LEGACY_STREAM)

@@ -359,6 +359,7 @@ ours, stream, event = driver.stream_create(0, True), theirs.stream_create(0, Tru
 host, back = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8), np.zeros(100, np.uint8)
 driver.host_register(host.ctypes.data, host.size, False)
 ptr, other, pinned = driver.alloc(100, 1), driver.alloc(100, 1), driver.alloc(100, 1, MemoryKind.PINNED)
+box = Box(back.ctypes.data, 10, 10, ptr, 10, 10, 10, 10, 1)
 
 def download(blocking):
     return lambda: driver.copy(back.ctypes.data, ptr, 100, CopyKind.D2H, ours, blocking=blocking)
@@ -373,7 +374,7 @@ for held, call in [
     (ours, lambda: (driver.event_record(event, ours), driver.event_synchronize(event))),
     (ours, download(True)),
     (ours, download(False)),
-    (ours, lambda: driver.copy_2d(back.ctypes.data, 10, ptr, 10, 10, 10, CopyKind.D2H, ours, blocking=False)),
+    (ours, lambda: driver.copy_strided(box, CopyKind.D2H, ours, blocking=False)),
     (ours, lambda: driver.stream_destroy(ours)),
 ]:
     owner, go = (theirs if held == stream else driver), threading.Event()

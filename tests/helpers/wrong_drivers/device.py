@@ -15,7 +15,7 @@ from .base import Broken, Tells
 
 class DeclaresTooMuch(Broken):
     def spoil(self) -> None:
-        del self.copy_2d
+        del self.copy_strided
         self.inner = cast(Driver, object())
 
     def enter(self) -> object:

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
-from devmem.spi.types import CopyKind
+from devmem.spi.types import Box, CopyKind
 
 from .base import Broken
 from .optional import Batches, VolumeBatches
 
 
-class RowsNeverBlock(Broken):
+class StridedNeverBlocks(Broken):
     def spoil(self) -> None:
-        def copy_2d(*sides: Any, blocking: bool) -> bool:
-            return bool(self.sound.copy_2d(*sides, blocking=False)) and not blocking
+        def copy_strided(box: Box, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
+            return bool(self.sound.copy_strided(box, kind, stream, blocking=False)) and not blocking
 
-        self.copy_2d = copy_2d
+        self.copy_strided = copy_strided
 
 
 class SlicesNeverBlock(Broken):
     def spoil(self) -> None:
-        def copy_3d(*sides: Any, blocking: bool) -> bool:
-            return bool(self.sound.copy_3d(*sides, blocking=False)) and not blocking
+        def copy_strided(box: Box, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
+            wait = blocking and box.depth == 1
+            return bool(self.sound.copy_strided(box, kind, stream, blocking=wait)) and not blocking
 
-        self.copy_3d = copy_3d
+        self.copy_strided = copy_strided
 
 
 class SlicesSayThatNothingRuns(Broken):
     def spoil(self) -> None:
-        def copy_3d(*sides: Any, blocking: bool) -> bool:
-            self.sound.copy_3d(*sides, blocking=blocking)
-            return False
+        def copy_strided(box: Box, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
+            return bool(self.sound.copy_strided(box, kind, stream, blocking=blocking)) and box.depth == 1
 
-        self.copy_3d = copy_3d
+        self.copy_strided = copy_strided
 
 
 class BatchSaysThatNothingRuns(Batches):
@@ -54,13 +54,13 @@ class VolumeBatchSaysThatNothingRuns(VolumeBatches):
 BROKEN: list[tuple[type[Broken], str, dict[str, Any]]] = [
     *(
         (broken, "test_blocking_copies_of_rows_wait_for_earlier_work", {"call": call, "kind": kind})
-        for broken, call in ((RowsNeverBlock, "copy_2d"), (SlicesNeverBlock, "copy_3d"))
+        for broken, call in ((StridedNeverBlocks, "rows"), (SlicesNeverBlock, "slices"))
         for kind in CopyKind
     ),
     *(
         (broken, "test_optional_copies_report_pinned_memory_in_use", {"call": call, "kind": kind})
         for broken, call in (
-            (SlicesSayThatNothingRuns, "copy_3d"),
+            (SlicesSayThatNothingRuns, "slices"),
             (BatchSaysThatNothingRuns, "copy_batch"),
             (VolumeBatchSaysThatNothingRuns, "copy_3d_batch"),
         )

@@ -4,38 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from devmem.spi.types import Capability, CopyKind, DeviceInfo
+from devmem.spi.types import Box, Capability, CopyKind, DeviceInfo
 
 from .base import Broken, Tells
 
 
-class RowsTouchGaps(Broken):
+class Strided(Broken):
+    """Each copy is made of another box, or of several."""
+
+    def boxes(self, box: Box) -> list[Box]:
+        raise NotImplementedError
+
     def spoil(self) -> None:
-        def copy_2d(
-            dst: int,
-            to: int,
-            src: int,
-            pitch: int,
-            width: int,
-            height: int,
-            kind: CopyKind,
-            stream: int,
-            *,
-            blocking: bool,
-        ) -> bool:
-            wide = min(width + 1, to, pitch) if height > 1 else width
-            self.sound.copy_2d(dst, to, src, pitch, wide, height - 1 or 1, kind, stream, blocking=blocking)
-            return bool(self.sound.copy_2d(dst, to, src, pitch, width, height, kind, stream, blocking=blocking))
+        def copy_strided(box: Box, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
+            made = [self.sound.copy_strided(each, kind, stream, blocking=blocking) for each in self.boxes(box)]
+            return bool(made[-1])
 
-        self.copy_2d = copy_2d
+        self.copy_strided = copy_strided
 
 
-class RowsShareAPitch(Broken):
-    def spoil(self) -> None:
-        def copy_2d(dst: int, to: int, src: int, pitch: int, *rest: Any, blocking: bool) -> bool:
-            return bool(self.sound.copy_2d(dst, pitch, src, pitch, *rest, blocking=blocking))
+class RowsTouchGaps(Strided):
+    def boxes(self, box: Box) -> list[Box]:
+        wide = min(box.width + 1, box.dst_pitch, box.src_pitch) if box.height > 1 else box.width
+        return [box._replace(width=wide, height=box.height - 1 or 1), box]
 
-        self.copy_2d = copy_2d
+
+class RowsShareAPitch(Strided):
+    def boxes(self, box: Box) -> list[Box]:
+        return [box._replace(dst_pitch=box.src_pitch)]
 
 
 class FreesAsyncAtOnce(Broken):
@@ -72,23 +68,15 @@ class UnalignedAsync(Broken):
         self.free_async = lambda ptr, nbytes, stream: self.sound.free_async(ptr - 8, nbytes + 8, stream)
 
 
-class PitchIsOffByOne(Broken):
-    def spoil(self) -> None:
-        def copy_2d(dst: int, to: int, src: int, pitch: int, width: int, *rest: Any, blocking: bool) -> bool:
-            return bool(self.sound.copy_2d(dst, max(to - 1, width), src, pitch, width, *rest, blocking=blocking))
-
-        self.copy_2d = copy_2d
+class PitchIsOffByOne(Strided):
+    def boxes(self, box: Box) -> list[Box]:
+        return [box._replace(dst_pitch=max(box.dst_pitch - 1, box.width))]
 
 
-class SlicesShareTheirRows(Broken):
-    def spoil(self) -> None:
-        def copy_3d(
-            dst: int, to: int, rows: int, src: int, pitch: int, others: int, *rest: Any, blocking: bool
-        ) -> bool:
-            less = min(rows, others)
-            return bool(self.sound.copy_3d(dst, to, less, src, pitch, less, *rest, blocking=blocking))
-
-        self.copy_3d = copy_3d
+class SlicesShareTheirRows(Strided):
+    def boxes(self, box: Box) -> list[Box]:
+        less = min(box.dst_rows, box.src_rows)
+        return [box._replace(dst_rows=less, src_rows=less)]
 
 
 class Batches(Tells):
@@ -117,7 +105,7 @@ class VolumeBatches(Tells):
         return {"capabilities": info.capabilities | {Capability.VOLUME_BATCH}}
 
     def copy_3d_batch(self, boxes: Any, kind: CopyKind, stream: int) -> bool:
-        running = [self.sound.copy_3d(*box, kind, stream, blocking=False) for box in boxes]
+        running = [self.sound.copy_strided(box, kind, stream, blocking=False) for box in boxes]
         return any(running)
 
 
@@ -141,13 +129,31 @@ class PoolIsNeverTrimmed(Broken):
 BROKEN: list[tuple[type[Broken], str, dict[str, Any]]] = [
     (
         RowsTouchGaps,
-        "test_copy_2d_keeps_to_its_rows_and_pitches",
-        {"kind": CopyKind.H2D, "width": 100, "height": 33, "dst_pitch": 101, "src_pitch": 200},
+        "test_copy_strided_keeps_to_its_rows_and_slices",
+        {
+            "kind": CopyKind.H2D,
+            "width": 100,
+            "height": 33,
+            "depth": 1,
+            "dst_pitch": 101,
+            "dst_rows": 33,
+            "src_pitch": 200,
+            "src_rows": 33,
+        },
     ),
     (
         RowsShareAPitch,
-        "test_copy_2d_keeps_to_its_rows_and_pitches",
-        {"kind": CopyKind.D2D, "width": 8, "height": 500, "dst_pitch": 1000, "src_pitch": 24},
+        "test_copy_strided_keeps_to_its_rows_and_slices",
+        {
+            "kind": CopyKind.D2D,
+            "width": 8,
+            "height": 500,
+            "depth": 1,
+            "dst_pitch": 1000,
+            "dst_rows": 500,
+            "src_pitch": 24,
+            "src_rows": 500,
+        },
     ),
     (FreesAsyncAtOnce, "test_freed_memory_reaches_no_other_stream_early", {}),
     (FreesAsyncWaits, "test_alloc_async_and_free_async_do_not_wait", {}),
@@ -155,12 +161,21 @@ BROKEN: list[tuple[type[Broken], str, dict[str, Any]]] = [
     (UnalignedAsync, "test_alloc_async_is_aligned", {}),
     (
         PitchIsOffByOne,
-        "test_copy_2d_keeps_to_its_rows_and_pitches",
-        {"kind": CopyKind.D2D, "width": 8, "height": 500, "dst_pitch": 1000, "src_pitch": 24},
+        "test_copy_strided_keeps_to_its_rows_and_slices",
+        {
+            "kind": CopyKind.D2D,
+            "width": 8,
+            "height": 500,
+            "depth": 1,
+            "dst_pitch": 1000,
+            "dst_rows": 500,
+            "src_pitch": 24,
+            "src_rows": 500,
+        },
     ),
     (
         SlicesShareTheirRows,
-        "test_copy_3d_keeps_to_its_rows_and_slices",
+        "test_copy_strided_keeps_to_its_rows_and_slices",
         {
             "kind": CopyKind.D2D,
             "width": 100,

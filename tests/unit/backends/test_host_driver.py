@@ -19,7 +19,7 @@ from devmem.backends.host.driver import HostDriver
 from devmem.spi import SPI_VERSION
 from devmem.spi.driver import PROTOCOLS
 from devmem.spi.errors import BackendError, ConfigError, OutOfMemory
-from devmem.spi.types import LEGACY_STREAM, AllocFlags, CopyKind, MemoryKind
+from devmem.spi.types import LEGACY_STREAM, AllocFlags, Box, CopyKind, MemoryKind
 
 H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
 S = LEGACY_STREAM
@@ -132,7 +132,7 @@ class TestContext:
             "alloc": lambda: driver.alloc(1, S),
             "free": lambda: driver.free(ptr, 1, S),
             "copy": lambda: driver.copy(ptr, ptr, 1, H2D, S, blocking=True),
-            "copy_2d": lambda: driver.copy_2d(ptr, 1, ptr, 1, 1, 1, H2D, S, blocking=True),
+            "copy_strided": lambda: driver.copy_strided(Box(ptr, 1, 1, ptr, 1, 1, 1, 1, 1), H2D, S, blocking=True),
             "fill": lambda: driver.fill(ptr, 0, 1, 1, S),
             "memory_info": driver.memory_info,
             "stream_create": lambda: driver.stream_create(0, False),
@@ -436,7 +436,12 @@ class TestFill:
             driver.fill(ptr + offset, value, width, count, S)
 
 
-class TestCopy2d:
+def box(dst, dst_pitch, src, src_pitch, width, height):
+    """Rows, in one slice."""
+    return Box(dst, dst_pitch, height, src, src_pitch, height, width, height, 1)
+
+
+class TestCopyStrided:
     @pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 8, 16, 33, 1000])
     @pytest.mark.parametrize("blocking", [True, False])
     def test_copies_of_rows_agree_with_numpy(self, driver, width, blocking):
@@ -444,12 +449,12 @@ class TestCopy2d:
         source = np.random.default_rng(width).integers(0, 256, (rows, host_pitch), np.uint8)
         ptr, twin = driver.alloc(rows * pitch, S), driver.alloc(rows * width, S)
         driver.fill(ptr, 0, 1, rows * pitch, S)
-        args = (ptr, pitch, source.ctypes.data + 2, host_pitch, width, rows)
-        assert driver.copy_2d(*args, H2D, S, blocking=blocking) is False
-        driver.copy_2d(twin, width, ptr, pitch, width, rows, D2D, S, blocking=blocking)
+        up = box(ptr, pitch, source.ctypes.data + 2, host_pitch, width, rows)
+        assert driver.copy_strided(up, H2D, S, blocking=blocking) is False
+        driver.copy_strided(box(twin, width, ptr, pitch, width, rows), D2D, S, blocking=blocking)
         back = np.zeros((rows, host_pitch), np.uint8)
-        args = (back.ctypes.data + 1, host_pitch, twin, width, width, rows)
-        assert driver.copy_2d(*args, D2H, S, blocking=blocking) is False
+        down = box(back.ctypes.data + 1, host_pitch, twin, width, width, rows)
+        assert driver.copy_strided(down, D2H, S, blocking=blocking) is False
         assert (back[:, 1 : width + 1] == source[:, 2 : width + 2]).all()
         assert not back[:, 0].any()
         assert not back[:, width + 1 :].any()
@@ -460,7 +465,7 @@ class TestCopy2d:
         source = np.arange(16, dtype=np.uint8)
         hold = driver.hold(stream)
         driver.fill(ptr, 0xFF, 1, 8, stream)
-        assert driver.copy_2d(ptr, 4, source.ctypes.data, 8, 2, 2, H2D, stream, blocking=False) is False
+        assert driver.copy_strided(box(ptr, 4, source.ctypes.data, 8, 2, 2), H2D, stream, blocking=False) is False
         source[:] = 0
         driver.release(hold)
         driver.stream_synchronize(stream)
@@ -470,7 +475,7 @@ class TestCopy2d:
         pinned = driver.alloc(16, S, MemoryKind.PINNED)
         ptr = driver.alloc(4, S)
         hold = driver.hold(S)
-        assert driver.copy_2d(ptr, 2, pinned, 8, 2, 2, H2D, S, blocking=False) is True
+        assert driver.copy_strided(box(ptr, 2, pinned, 8, 2, 2), H2D, S, blocking=False) is True
         ctypes.memmove(pinned, bytes(range(16)), 16)
         driver.release(hold)
         assert read(driver, ptr, 4) == bytes([0, 1, 8, 9])
@@ -480,12 +485,12 @@ class TestCopy2d:
         ptr = driver.alloc(100, S)
         for dst_pitch, src_pitch, width, height in ((9, 10, 10, 10), (10, 9, 10, 10), (10, 10, 0, 1), (10, 10, 1, 0)):
             with refused("INVALID_VALUE"):
-                driver.copy_2d(ptr, dst_pitch, host, src_pitch, width, height, H2D, S, blocking=True)
-        driver.copy_2d(ptr, 11, host, 10, 1, 10, H2D, S, blocking=True)
+                driver.copy_strided(box(ptr, dst_pitch, host, src_pitch, width, height), H2D, S, blocking=True)
+        driver.copy_strided(box(ptr, 11, host, 10, 1, 10), H2D, S, blocking=True)
         with refused("INVALID_ADDRESS"):
-            driver.copy_2d(ptr, 11, host, 10, 2, 10, H2D, S, blocking=True)
+            driver.copy_strided(box(ptr, 11, host, 10, 2, 10), H2D, S, blocking=True)
         with refused("INVALID_VALUE"):
-            driver.copy_2d(ptr, 10, ptr + 9, 10, 5, 5, D2D, S, blocking=True)
+            driver.copy_strided(box(ptr, 10, ptr + 9, 10, 5, 5), D2D, S, blocking=True)
 
 
 class TestRegistration:

@@ -15,7 +15,7 @@ import pytest
 from devmem.backends.host import arena, stream_engine
 from devmem.backends.host.hooks import HostBackend
 from devmem.backends.host.page_locks import page_locks
-from devmem.spi.types import LEGACY_STREAM, CopyKind, MemoryKind
+from devmem.spi.types import LEGACY_STREAM, Box, CopyKind, MemoryKind
 from devmem.toolkit import ranges
 
 HOST = Path(stream_engine.__file__).parent
@@ -94,8 +94,8 @@ def enqueue(world: World) -> None:
 
 
 def rows(world: World) -> None:
-    places = (world.here, 64, 8), (world.address, 32, 8), (32, 8, 1)
-    world.driver.copy_slices("copy_2d", *places, CopyKind.H2D, world.busy, True)
+    box = Box(world.here, 64, 8, world.address, 32, 8, 32, 8, 1)
+    world.driver.copy_strided(box, CopyKind.H2D, world.busy, blocking=True)
 
 
 def fill(world: World) -> None:

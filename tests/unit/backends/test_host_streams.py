@@ -16,7 +16,7 @@ from devmem.backends.host.hooks import HostBackend
 from devmem.backends.host.stream_engine import SMALL, StreamEngine
 from devmem.backends.host.streams import Job, read_bytes
 from devmem.spi.errors import BackendError, DeviceLost
-from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, CopyKind, MemoryKind
+from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Box, CopyKind, MemoryKind
 from devmem.toolkit.host_functions import this_thread
 
 H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
@@ -261,7 +261,7 @@ class TestHandles:
         calls = [
             lambda: driver.fill(ptr, 0, 1, 4, handle),
             lambda: driver.copy(ptr, 1 << 20, 4, H2D, handle, blocking=True),
-            lambda: driver.copy_2d(ptr, 1, 1 << 20, 1, 1, 4, H2D, handle, blocking=True),
+            lambda: driver.copy_strided(Box(ptr, 1, 4, 1 << 20, 1, 4, 1, 4, 1), H2D, handle, blocking=True),
             lambda: driver.stream_synchronize(handle),
             lambda: driver.stream_query(handle),
             lambda: driver.stream_destroy(handle),

@@ -6,13 +6,19 @@ import dataclasses
 import importlib.metadata
 import logging
 import os
+import re
 import types
+from typing import ClassVar
 
 import pytest
 
 from devmem import plugins
 from devmem._core.base import config
+from devmem.backends.host.hooks import HostBackend
+from devmem.backends.roc.hooks import RocBackend
 from devmem.spi.errors import ConfigError, DevmemWarning
+from devmem.spi.types import Option
+from devmem.toolkit.settings import choice, count, flag
 
 DEFAULTS = {
     "BACKEND": "",
@@ -131,6 +137,7 @@ BAD = [
 @pytest.fixture(autouse=True)
 def clean(monkeypatch):
     """Settings of this test alone; those of the suite come back."""
+    monkeypatch.setattr(config, "_handed_over", set())
     level = logging.getLogger("devmem").level
     for name in [n for n in os.environ if n.startswith("DEVMEM_")]:
         monkeypatch.delenv(name)
@@ -142,8 +149,20 @@ def clean(monkeypatch):
 
 
 def test_without_variables_every_setting_has_its_default():
-    current = config.settings()
-    assert {f.name.upper(): getattr(current, f.name) for f in dataclasses.fields(current)} == DEFAULTS
+    assert {each.name: each.value for each in config.describe()} == {
+        f"DEVMEM_{name}": DEFAULTS[name] for name in DEFAULTS
+    }
+
+
+def value_of(name):
+    [found] = [each.value for each in config.describe() if each.name == f"DEVMEM_{name}"]
+    return found
+
+
+def test_only_backends_have_settings_that_begin_with_a_backends_name():
+    """But for an interface that every backend has."""
+    names = [each.name for each in dataclasses.fields(config.Settings)]
+    assert [name for name in names if name.partition("_")[0] in plugins.BUILT_IN] == ["cuda_array_interface_sync"]
 
 
 def test_every_setting_is_tried():
@@ -153,7 +172,7 @@ def test_every_setting_is_tried():
 @pytest.mark.parametrize(("name", "text", "value"), GOOD)
 def test_good_values_are_parsed(monkeypatch, name, text, value):
     monkeypatch.setenv(f"DEVMEM_{name}", text)
-    got = getattr(config.settings(), name.lower())
+    got = value_of(name)
     assert got == value
     assert type(got) is type(value) or isinstance(got, str)
 
@@ -165,7 +184,7 @@ def test_bad_values_are_refused_by_name_with_what_is_allowed(monkeypatch, name, 
         with pytest.raises(ConfigError, match=rf"DEVMEM_{name}='{text}' is not allowed: give .*{allowed}.*unset it"):
             config.settings()
     monkeypatch.delenv(f"DEVMEM_{name}")
-    assert getattr(config.settings(), name.lower()) == DEFAULTS[name]
+    assert value_of(name) == DEFAULTS[name]
 
 
 def test_settings_are_frozen_and_read_once(monkeypatch):
@@ -189,8 +208,76 @@ def test_describe_says_where_each_value_came_from(monkeypatch):
 
 def test_a_backend_gets_the_settings_that_bear_its_name(monkeypatch):
     monkeypatch.setenv("DEVMEM_HOST_DEVICES", "3")
-    assert config.settings().for_backend("host") == {"strict": False, "devices": 3}
-    assert config.settings().for_backend("cuda") == {}
+    assert config.options_of(HostBackend()) == {"devices": 3}
+    assert config.options_of(RocBackend()) == {}
+
+
+def test_settings_of_backends_are_read_once_too(monkeypatch):
+    assert config.options_of(HostBackend()) == {}
+    monkeypatch.setenv("DEVMEM_HOST_DEVICES", "3")
+    assert config.options_of(HostBackend()) == {}
+    config.forget()
+    assert config.options_of(HostBackend())["devices"] == 3
+
+
+class Copper:
+    """A backend of another package, with a setting of each kind."""
+
+    name, spi_version, unavailable, device_count, open, configure = "copper", 2, 1, 1, 1, 1
+    options: ClassVar = {
+        "fast": flag("skip the checks", True),
+        "cards": count("number of cards", 4),
+        "mode": choice("how it goes", "safe", "quick"),
+        "bus": Option("which bus", "two letters", "ab", lambda text: {"xy": "XY"}[text]),
+        "plain": "anything: what it likes",
+    }
+
+
+@pytest.fixture
+def copper(monkeypatch):
+    registry = plugins.Registry()
+    registry.add_backend(Copper(), "a test")
+    monkeypatch.setattr(plugins, "registry", registry)
+    return registry.backends["copper"].backend
+
+
+def test_another_packages_backend_declares_its_settings_as_the_built_in_ones_do(monkeypatch, copper):
+    assert config.options_of(copper) == {}, "a program may have configured it"
+    for name, text in (("FAST", "off"), ("CARDS", "7"), ("MODE", "Quick"), ("BUS", "xy"), ("PLAIN", " as it is ")):
+        monkeypatch.setenv(f"DEVMEM_COPPER_{name}", text)
+    config.forget()
+    wanted = {"fast": False, "cards": 7, "mode": "quick", "bus": "XY", "plain": " as it is "}
+    assert config.options_of(copper) == wanted
+    rows = {each.name: each for each in config.describe() if each.name.startswith("DEVMEM_COPPER_")}
+    assert {name.removeprefix("DEVMEM_COPPER_").lower(): row.value for name, row in rows.items()} == wanted
+    assert {row.source for row in rows.values()} == {"environment"}
+    bus = rows["DEVMEM_COPPER_BUS"]
+    assert (bus.allowed, bus.help) == ("two letters", "copper backend: which bus")
+    for name in rows:
+        monkeypatch.delenv(name)
+    config.forget()
+    assert config.options_of(copper) == {"fast": True, "cards": 4, "mode": "safe", "bus": "ab"}, (
+        "what was set is not any more"
+    )
+    rows = {each.name: each for each in config.describe() if each.name.startswith("DEVMEM_COPPER_")}
+    assert [row.value for row in rows.values()] == [True, 4, "safe", "ab", ""]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "allowed"),
+    [
+        ("FAST", "perhaps", "0 | 1"),
+        ("CARDS", "0", "1 or more"),
+        ("MODE", "", "safe | quick"),
+        ("BUS", "ab", "two letters"),
+    ],
+)
+def test_what_another_packages_backend_does_not_allow_is_refused_by_name(monkeypatch, copper, name, text, allowed):
+    monkeypatch.setenv(f"DEVMEM_COPPER_{name}", text)
+    with pytest.raises(
+        ConfigError, match=re.escape(f"DEVMEM_COPPER_{name}={text!r} is not allowed: give ") + ".*" + re.escape(allowed)
+    ):
+        config.options_of(copper)
 
 
 def test_the_log_level_is_set_only_if_a_setting_asks_for_it(monkeypatch):
@@ -248,7 +335,7 @@ def test_a_warning_that_is_an_error_does_not_keep_the_settings_from_being_read(m
 
 def test_names_that_others_read_are_known(monkeypatch, told):
     class Tin:
-        name, spi_version, unavailable, device_count, open = "tin-can", 1, 1, 1, 1
+        name, spi_version, unavailable, device_count, open = "tin-can", 2, 1, 1, 1
 
     for name in ("DEVMEM_EMULATOR", "DEVMEM_EMULATOR_MODE", "DEVMEM_TIN_CAN_PORT", "DEVMEM", "DEVMEMORY"):
         monkeypatch.setenv(name, "x")

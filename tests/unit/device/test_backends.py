@@ -20,6 +20,7 @@ from devmem.spi import SPI_VERSION
 from devmem.spi.driver import REQUIRED
 from devmem.spi.errors import BackendUnavailable, ConfigError, DevmemWarning, PluginError
 from devmem.spi.types import Capability, DeviceInfo
+from devmem.toolkit.settings import flag
 
 
 class Backend:
@@ -47,7 +48,7 @@ def world(monkeypatch):
     registry = plugins.Registry(third_parties_loaded=True)
     monkeypatch.setattr(plugins, "registry", registry)
     monkeypatch.setattr(backends, "_fallen_back", False)
-    for name in ("BACKEND", "BLOCK_PLUGINS", "DEVICE"):
+    for name in ("BACKEND", "BLOCK_PLUGINS", "DEVICE", "HOST_DEVICES", "HOST_STRICT"):
         monkeypatch.delenv(f"DEVMEM_{name}", raising=False)
     config.forget()
 
@@ -161,7 +162,7 @@ def test_options_are_handed_over_before_the_backend_is_asked(world, monkeypatch)
     seen = []
 
     class Configurable(Backend):
-        options: ClassVar = {"strict": "0 | 1", "devices": "how many"}
+        options: ClassVar = {"strict": flag("out of reach"), "devices": "how many"}
 
         def configure(self, options):
             seen.append(dict(options))
@@ -175,7 +176,7 @@ def test_options_are_handed_over_before_the_backend_is_asked(world, monkeypatch)
     monkeypatch.setenv("DEVMEM_HOST_STRICT", "0")
     config.forget()
     backends.usable_backend("host")
-    assert seen == [{"strict": False, "devices": 5}]
+    assert seen == [{"strict": False, "devices": "5"}]
 
 
 class Pocl(Backend):
@@ -194,10 +195,12 @@ def test_options_of_a_third_party_reach_it_and_are_listed(world, monkeypatch):
     world().backends["pocl"] = plugins.LoadedBackend(backend, "elsewhere")
     assert backends.usable_backend("pocl").backend.given == {}
     monkeypatch.setenv("DEVMEM_POCL_FAST", "1")
+    config.forget()
     assert backends.usable_backend("pocl").backend.given == {"fast": "1"}
     [row] = [each for each in config.describe() if each.name == "DEVMEM_POCL_FAST"]
     assert (row.value, row.source, row.help) == ("1", "environment", "0 | 1: skip the checks")
     monkeypatch.setenv("DEVMEM_POCL_FAST", "very")
+    config.forget()
     with pytest.raises(ConfigError, match="DEVMEM_POCL_FAST='very' is not allowed"):
         backends.usable_backend("pocl")
 
@@ -206,6 +209,7 @@ def test_an_option_that_a_third_party_does_not_know_is_told_once(world, monkeypa
     world().backends["pocl"] = plugins.LoadedBackend(Pocl("pocl"), "elsewhere")
     monkeypatch.setattr(config, "_told", set())
     monkeypatch.setenv("DEVMEM_POCL_FASTER", "1")
+    config.forget()
     with pytest.warns(DevmemWarning, match="DEVMEM_POCL_FASTER is not a setting .* did you mean DEVMEM_POCL_FAST?"):
         backends.usable_backend("pocl")
     with warnings.catch_warnings():

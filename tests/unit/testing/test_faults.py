@@ -367,7 +367,7 @@ def test_unknown_names_are_attribute_errors() -> None:
 
 def test_a_backend_without_settings_takes_none() -> None:
     class Plain:
-        name, spi_version, open, device_count = "plain", 1, HostBackend.open, HostBackend.device_count
+        name, spi_version, open, device_count = "plain", 2, HostBackend.open, HostBackend.device_count
 
         def unavailable(self) -> None:
             return None

@@ -53,9 +53,9 @@ def copy_boxes(
         return opened.handle.driver.copy_3d_batch(boxes, kind, on)
 
     def each() -> bool:
-        copy, running = opened.handle.driver.copy_3d, False
+        copy, running = opened.handle.driver.copy_strided, False
         for box in boxes:
-            running |= copy(*box, kind, stream.handle, blocking=False)
+            running |= copy(box, kind, stream.handle, blocking=False)
         return running
 
     _enqueue(opened, "volume_batches", len(boxes), sum(box.nbytes for box in boxes), together, each, kind, stream, keep)

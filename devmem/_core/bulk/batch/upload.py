@@ -220,7 +220,7 @@ class _Upload:
         boxes: list[Box] = []
         for array, source in zip(arrays[part], sources, strict=True):
             parts = rows(source.shape, source.itemsize, array.strides, source.strides)
-            boxes += parts.boxes(array._ptr, address(source), volume=True)
+            boxes += parts.boxes(array._ptr, address(source))
         lows, highs = zip(*map(extent, sources), strict=True)
         with locks.steady(min(lows), max(highs)):
             if locks.segments is self._page_locks_seen:

@@ -5,28 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from devmem.spi import SPI_VERSION
 from devmem.spi.driver import Driver
-from devmem.spi.errors import BackendError, ConfigError
-from devmem.toolkit.settings import checked
+from devmem.spi.errors import BackendError
+from devmem.spi.types import Option
+from devmem.toolkit.settings import checked, count
 
 
 class ExampleBackend:
     """Devices that are threads, always there. ``DEVMEM_EXAMPLE_DEVICES`` says how many."""
 
     name = "example"
-    spi_version = SPI_VERSION
-    options: Mapping[str, str] = MappingProxyType({"devices": "1 or more: how many devices there are"})
+    spi_version = 2  # the contract that it is written for
+    options: Mapping[str, Option] = MappingProxyType({"devices": count("number of devices", 1)})
 
     def __init__(self) -> None:
         self._devices = 1
 
     def configure(self, options: Mapping[str, object]) -> None:
-        """Take the settings, which are text."""
-        devices = str(checked(self.name, options, {"devices": str}).get("devices", self._devices))
-        if not devices.isdecimal() or int(devices) < 1:
-            raise ConfigError(f"DEVMEM_EXAMPLE_DEVICES={devices!r} is not allowed: give a whole number, 1 or more")
-        self._devices = int(devices)
+        """Take the settings."""
+        self._devices = int(str(checked(self.name, options, self.options).get("devices", self._devices)))
 
     def unavailable(self) -> str | None:
         """Never: it needs nothing. A real backend says what is missing, with the command that installs it."""

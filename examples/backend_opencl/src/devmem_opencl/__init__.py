@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from devmem.spi import SPI_VERSION
 from devmem.spi.driver import Backend, Driver
 from devmem.spi.errors import BackendError
+from devmem.spi.types import Option
 from devmem.toolkit.settings import checked
 
 
@@ -16,15 +16,17 @@ class OpenCLBackend:
     """The OpenCL devices that have shared virtual memory."""
 
     name = "opencl"
-    spi_version = SPI_VERSION
-    options: Mapping[str, str] = MappingProxyType({"platform": "text in the name of the platforms to use; unset: all"})
+    spi_version = 2  # the contract that it is written for
+    options: Mapping[str, Option] = MappingProxyType(
+        {"platform": Option("the platforms to use; empty: all", "a part of their names")}
+    )
 
     def __init__(self) -> None:
         self._platform = ""
 
     def configure(self, options: Mapping[str, object]) -> None:
         """Take the settings."""
-        self._platform = str(checked(self.name, options, {"platform": str}).get("platform", self._platform))
+        self._platform = str(checked(self.name, options, self.options).get("platform", self._platform))
 
     def unavailable(self) -> str | None:
         """Why there is no device, and what would bring one."""

@@ -356,7 +356,7 @@ def test_a_stream_of_a_mapped_array_orders_its_copies(recorded, visible):
     with recorded.during() as seen:
         a.copy_to_device(np.arange(10.0))
         a[::-1].copy_to_host()
-    assert {call.args[-1] for call in seen if call.method in ("copy", "copy_2d")} == {s.handle}
+    assert {call.args[-1] for call in seen if call.method in ("copy", "copy_strided")} == {s.handle}
     assert dm.as_device_array(a).stream is s
     for bad in (True, "x", 2.5):
         with pytest.raises(TypeError, match="a stream is"):

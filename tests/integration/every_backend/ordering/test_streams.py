@@ -30,7 +30,7 @@ VERBS = {
     "full": lambda d, h, s: dm.full(8, 1.5, stream=s),
 }
 #: Where in the driver's arguments the stream stands, and which calls move bytes.
-MOVES = ("copy", "copy_2d", "fill", "copy_peer")
+MOVES = ("copy", "copy_strided", "fill", "copy_peer")
 
 
 @pytest.fixture(params=VERBS.values(), ids=VERBS)
