@@ -1,4 +1,4 @@
-"""``devmem simulate`` with numba and numba-cuda really installed: ``nox -s programs``."""
+"""``devmem simulate`` with numba, numba-cuda and its successor really installed: ``nox -s programs kernels_mlir``."""
 
 from __future__ import annotations
 
@@ -92,3 +92,25 @@ def test_functions_of_arrays_and_helpers_of_numbas(tmp_path, options):
         print(x.copy_to_host().tolist(), added(np.arange(3.0), 1).tolist(), total(np.ones((2, 3))).tolist())
     """
     assert run(code, tmp_path, *options) == "[3.0, 3.0, 3.0] [1.0, 2.0, 3.0] [3.0, 3.0]\n"
+
+
+@pytest.mark.timeout(300)
+def test_the_successor_is_replaced_and_its_types_stay(tmp_path):
+    pytest.importorskip("numba_cuda_mlir", reason="numba-cuda-mlir is not installed: nox -s kernels_mlir")
+    code = """
+        import numpy as np
+        from numba_cuda_mlir import cuda, types
+
+        @cuda.jit
+        def turned(x, y):
+            s, t = cuda.shared.array(32, types.float64), cuda.threadIdx.x
+            s[t] = x[cuda.grid(1)]
+            cuda.syncthreads()
+            y[cuda.grid(1)] = s[31 - t]
+
+        x = cuda.to_device(np.arange(32.0))
+        y = cuda.device_array_like(x)
+        turned[1, 32](x, y)
+        print(cuda.implementation, y.copy_to_host()[:3].tolist())
+    """
+    assert run(code, tmp_path) == "devmem [31.0, 30.0, 29.0]\n"
