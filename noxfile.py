@@ -300,6 +300,7 @@ def kernels_mlir(session: nox.Session) -> None:
     names = "numba-cuda==0.30.4", "numba-cuda-mlir==0.6.0", "cuda-core==1.2.2"
     session.install("-e", ".[cli,cuda-kernels,cuda-kernels-mlir]", *pinned("test"), *names)
     emulated(session, "cuda", "tests/unit/kernels/test_numba_cuda_mlir.py")
+    session.run("python", "-m", "pytest", "-q", "tests/programs/test_simulate.py")
     mode = {"EXCHANGE_MATRIX": "write" if "write" in session.posargs else "check", "JUDGES": "numba-cuda-mlir"}
     emulated(session, "cuda", "tests/peers/test_matrix.py", "-k", "numba_cuda_mlir", **mode)
 

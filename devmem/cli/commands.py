@@ -14,6 +14,7 @@ from .info import info
 from .migrate import migrate
 from .replay import replay
 from .roundtrip import roundtrip
+from .simulate import simulate
 from .view import view
 
 
@@ -23,5 +24,5 @@ def commands() -> None:
     """Move arrays between host and accelerator memory, and find out why that fails."""
 
 
-for command in (info, doctor, roundtrip, bench, emulate, replay, view, migrate, completion):
+for command in (info, doctor, roundtrip, bench, simulate, emulate, replay, view, migrate, completion):
     commands.add_command(command)

@@ -10,10 +10,8 @@ import click
 import devmem
 
 from .completion import completes
+from .execution import become
 from .output import UNUSABLE, complain, example
-
-#: Exit codes of a shell for a command that it cannot find or run.
-NOT_FOUND, NOT_RUNNABLE = 127, 126
 
 
 @click.command(
@@ -60,14 +58,7 @@ def emulate(
         complain(f"the backend {backend!r} cannot be emulated: {error}")
         context.exit(UNUSABLE)
     environment = {"DEVMEM_BACKEND": backend, **os.environ, **additions, **({"DEVMEM_RACES": "1"} if races else {})}
-    try:
-        os.execvpe(command[0], command, environment)
-    except FileNotFoundError:
-        complain(f"{command[0]}: no such command")
-        context.exit(NOT_FOUND)
-    except OSError as error:
-        complain(f"{command[0]}: {error.strerror}")
-        context.exit(NOT_RUNNABLE)
+    become(command, environment)
 
 
 def is_emulated(backend: str) -> bool:

@@ -3,6 +3,8 @@
 ``--devmem-backend NAME`` (repeatable; ``host`` by default) names the backends on which a test with the fixture
 ``devmem_backend`` runs: on real devices, or, with ``--devmem-emulate NAME``, on that vendor's emulated driver. Without
 ``--devmem-emulate``, devmem is imported when a test first uses a fixture.
+
+``--simulate`` has ``numba.cuda`` be devmem's drop-in on the host backend, for tests and code under test that are not changed.
 """
 
 from __future__ import annotations
@@ -41,9 +43,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="replace a vendor's driver by an emulated one, in this process and in those that the tests start: cuda or roc; "
         "may be given several times (default: real devices)",
     )
+    group.addoption(
+        "--simulate",
+        action="store_true",
+        help="run code for numba.cuda, unchanged, without a GPU: in this process and in those that the tests start "
+        "numba.cuda and numba_cuda_mlir.cuda are devmem's drop-in, whose simulator runs the kernels",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Before conftest files, which may import what is simulated."""
+    if early_config.known_args_namespace.simulate:
+        _simulate(early_config.known_args_namespace.devmem_emulate)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say once what is simulated."""
+    if config.getoption("--simulate"):
+        return "devmem: numba.cuda and numba_cuda_mlir.cuda are simulated on the host, without a GPU"
+    return None
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--simulate"):  # again where a conftest file brings this plugin
+        _simulate(config.getoption("--devmem-emulate"))
     copy = config.stash[STANDARD_ERROR] = os.dup(2)  # while nothing is captured yet
     config.add_cleanup(lambda: os.close(copy))
     names = config.getoption("--devmem-emulate")
@@ -99,6 +123,19 @@ def hold() -> Callable[[HasHandle], StreamHold]:
     from .stream_hold import hold
 
     return hold
+
+
+def _simulate(emulated: list[str]) -> None:
+    from .. import simulate
+
+    if emulated:
+        raise pytest.UsageError(
+            f"--simulate runs kernels on the host, and --devmem-emulate {emulated[0]} elsewhere: give one"
+        )
+    try:
+        simulate.start()
+    except RuntimeError as error:
+        raise pytest.UsageError(f"--simulate: {error}: give `devmem simulate -- pytest` instead") from None
 
 
 def _in_use() -> int:

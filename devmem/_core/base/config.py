@@ -207,6 +207,12 @@ class Settings:
         *_choice(NegativeIndices),
         "simulator: negative indices count from the end, as in compiled code, or are reported",
     )
+    sim_log: str = _setting(
+        "",
+        str.strip,
+        "the path of a file",
+        "simulator: append a line of JSON for each launch to a file: what ran, how long, and what was found; empty: none",
+    )
     native: bool = _setting(
         True,
         parse_flag,

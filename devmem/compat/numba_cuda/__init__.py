@@ -157,7 +157,7 @@ __all__ = [
 ]
 
 #: Modules that are imported when they are used.
-LAZY = ("cg", "fp16", "libdevice", "random")
+LAZY = ("cg", "fp16", "libdevice", "random", "vectorizers")
 #: What numba-cuda compiles and the simulator computes, and no compiler for ROCm has.
 NOT_ON_ROCM = SIMULATED | VECTORS | {"libdevice"}
 #: Names that only the simulator has, and why.

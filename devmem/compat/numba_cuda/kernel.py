@@ -23,14 +23,18 @@ from .errors import normalize_kernel_dimensions
 
 #: The options for devmem's compilers; all others are hints without effect.
 OPTIONS = ("debug", "opt", "lineinfo", "fastmath", "launch_bounds")
-#: Names that only numba-cuda defines, for the host; they are looked up there at first use.
-COMPILER_ONLY = frozenset(
-    (
-        *("compile", "compile_for_current_device", "compile_ptx", "compile_ptx_for_current_device", "types"),
-        # Code to link, which jit(link=...) and declare_device(link=...) refuse.
-        *("Archive", "CUSource", "Cubin", "Fatbin", "LTOIR", "Object", "PTXSource"),
-    )
-)
+#: Names that only numba-cuda defines, for the host, with its modules; they are looked up there at first use.
+COMPILER_ONLY = {
+    **dict.fromkeys(
+        ("compile", "compile_for_current_device", "compile_ptx", "compile_ptx_for_current_device"),
+        "numba.cuda.compiler",
+    ),
+    # Code to link, which jit(link=...) and declare_device(link=...) refuse.
+    **dict.fromkeys(
+        ("Archive", "CUSource", "Cubin", "Fatbin", "LTOIR", "Object", "PTXSource"), "numba.cuda.cudadrv.linkable_code"
+    ),
+    "types": "numba.cuda.types",
+}
 LINKED = "its code has to be linked, and devmem loads only code that needs no linker"
 #: Names of numba.cuda that cannot work in devmem's kernels, and why.
 REFUSED = {"declare_device": LINKED}
@@ -205,14 +209,15 @@ def jit(
 
 def compiler_only(name: str) -> Any:
     """A name that only numba-cuda's compiler defines; AttributeError if numba-cuda is not installed."""
+    place = COMPILER_ONLY[name]
     try:
-        found = getattr(importlib.import_module("numba.cuda"), name)
+        module = importlib.import_module(place)
     except ImportError as error:
         raise _NotInstalled(
             f"devmem.compat.numba_cuda.{name} is numba-cuda's, which cannot be imported here ({error}): "
             f"pip install 'devmem-arrays[cuda-kernels]'"
         ) from None
-    return found
+    return module if place.endswith(f".{name}") else getattr(module, name)
 
 
 class _NotInstalled(AttributeError):

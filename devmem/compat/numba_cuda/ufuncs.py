@@ -85,7 +85,7 @@ class Vectorized:
         self._types = Types(function, signatures)
         names = [f"a{place}" for place in range(function.__code__.co_argcount)]
         self._kernel = _made(
-            f"def {function.__name__}({', '.join(names)}, out):\n"
+            f"def {_kernel_name(function)}({', '.join(names)}, out):\n"
             f"    i = grid(1)\n"
             f"    if i < out.size:\n"
             f"        out.flat[i] = function({', '.join(f'{name}.flat[i]' for name in names)})\n",
@@ -159,7 +159,7 @@ class GeneralVectorized:
         ]
         items = [f"{name}[i, 0]" if plain else f"{name}[i]" for name, plain in zip(names, scalar, strict=True)]
         self._kernel = _made(
-            f"def {function.__name__}({', '.join(names)}):\n"
+            f"def {_kernel_name(function)}({', '.join(names)}):\n"
             f"    i = grid(1)\n"
             f"    if i < {names[-1]}.shape[0]:\n"
             f"        function({', '.join(items)})\n",
@@ -266,7 +266,11 @@ def _made(source: str, function: Callable[..., Any]) -> Any:
     """A kernel from its source, which calls a function."""
     names: dict[str, Any] = {"grid": devmem.grid, "function": devmem.kernel(device=True)(function)}
     exec(compile(source, f"<devmem.compat: {function.__name__}>", "exec"), names)
-    return devmem.kernel(names[function.__name__])
+    return devmem.kernel(names[_kernel_name(function)])
+
+
+def _kernel_name(function: Callable[..., Any]) -> str:
+    return function.__name__ if function.__name__.isidentifier() else "unnamed"  # a lambda
 
 
 def _split(signature: str) -> list[str]:

@@ -117,3 +117,8 @@ def test_axes_that_do_not_match():
         product(np.zeros(3), np.zeros((3, 4)))
     with pytest.raises(TypeError, match="takes another number"):
         cuda.guvectorize(["void(float64[:], float64[:])"], "(n)->(n),(n)")(lambda x, out: None)
+
+
+def test_a_function_without_a_name_is_taken():
+    assert cuda.vectorize(["float64(float64)"])(lambda x: x + 1)(np.arange(2.0)).tolist() == [1, 2]
+    assert cuda.guvectorize(["void(float64[:], float64[:])"], "(n)->(n)")(lambda x, out: None)(np.ones(2)).shape == (2,)

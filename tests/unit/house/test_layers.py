@@ -117,7 +117,9 @@ RULES: Mapping[str, Rule] = {
         lazily=None,
     ),
     "devmem.cli": rule(
-        "devmem api _native toolkit.host_limits spi.sizes testing.emulator", "click numpy rich", lazily="matplotlib"
+        "devmem api _native simulate.command toolkit.host_limits spi.sizes testing.emulator",
+        "click numpy rich",
+        lazily="matplotlib",
     ),
     # Asks the drop-ins which names they have. Loaded by `devmem migrate`.
     "devmem.cli.import_rewriter": rule(
@@ -130,8 +132,11 @@ RULES: Mapping[str, Rule] = {
     "devmem.cli.reexports": rule("cli.migration_rules cli.import_bindings"),
     "devmem.cli.relevant_statements": rule("cli.migration_rules cli.import_bindings"),
     "devmem.cli.migration_rules": rule("compat kernels"),
+    # Found by its own name: every process of a simulated command has it before the program, and so without devmem.
+    "devmem.simulate": rule("devmem cli.execution", "devmem_redirect"),
+    "devmem.simulate.startup": rule("", "devmem_redirect", lazily="numba"),
     # The suites are numpy users, as any user of devmem is; hypothesis only where a plugin author asks for it.
-    "devmem.testing": rule("devmem api spi toolkit errors memory", "numpy pytest hypothesis"),
+    "devmem.testing": rule("devmem api spi toolkit errors memory simulate", "numpy pytest hypothesis"),
     "devmem.testing.emulator": rule("spi toolkit"),
 }
 

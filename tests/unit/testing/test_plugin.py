@@ -116,6 +116,37 @@ def test_the_plugin_finds_leaks(run: Callable[..., pytest.RunResult]) -> None:
     result.stdout.fnmatch_lines(["*bytes of memory leaked*"])
 
 
+#: Where no entry point brings the plugin, it has to be there before conftest files.
+EARLY = ("-p", "devmem.testing.plugin") if CONFTEST else ()
+PROGRAM = """
+    import subprocess, sys
+    from numba import cuda
+
+    def test_here_and_in_a_child():
+        assert cuda.implementation == "devmem" and cuda.is_available()
+        code = "from numba import cuda; print(cuda.implementation)"
+        child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert child.stdout == "devmem\\n"
+    """
+
+
+def test_numba_cuda_is_simulated_on_request(run: Callable[..., pytest.RunResult]) -> None:
+    result = run(PROGRAM, "--simulate", *EARLY)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["devmem: numba.cuda*simulated*"])
+
+
+def test_conftest_files_get_it_too(pytester: pytest.Pytester, run: Callable[..., pytest.RunResult]) -> None:
+    pytester.makepyfile(**{"below/conftest": "from numba import cuda", "below/test_below": PROGRAM})
+    run("", "--simulate", *EARLY, "below").assert_outcomes(passed=1)
+
+
+def test_what_cannot_be_simulated_is_an_error_of_use(run: Callable[..., pytest.RunResult]) -> None:
+    result = run("", "--simulate", "--devmem-emulate", "cuda", *EARLY)
+    result.stderr.fnmatch_lines(["*--simulate runs kernels on the host, and --devmem-emulate cuda elsewhere*"])
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+
+
 def test_suites_are_collected_through_their_subclass_only(run: Callable[..., pytest.RunResult]) -> None:
     result = run(
         """

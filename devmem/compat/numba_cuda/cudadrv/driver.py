@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import os
 import weakref
@@ -196,10 +197,16 @@ class _ActiveContext:
 driver = Driver()
 
 
+#: What modules of numba-cuda import, to link code and load drivers themselves: that is refused when they do.
+NVIDIA_ONLY = frozenset({"_Linker", "_to_core_stream", "load_driver", "locate_driver_and_loader"})
+
+
 def __getattr__(name: str) -> Any:
-    """``binding``, NVIDIA's own binding, imported at first use."""
+    """``binding``, NVIDIA's own binding, imported at first use; and what only numba-cuda's own driver can do."""
     if name == "binding":
         return importlib.import_module(nvidia_driver.BINDING)
+    if name in NVIDIA_ONLY:
+        return functools.partial(_refuse, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -371,6 +378,15 @@ def profiling() -> Iterator[None]:
         yield
     finally:
         profile_stop()
+
+
+def _have_nvjitlink() -> bool:
+    """Whether code is linked: modules of numba-cuda ask."""
+    return False
+
+
+def _refuse(name: str, *_: Any, **named: Any) -> None:
+    raise CudaSupportError(f"devmem's drop-in has no {name}: it links no code, and loads drivers itself")
 
 
 def _other_backends(device: devmem.Device) -> bool:

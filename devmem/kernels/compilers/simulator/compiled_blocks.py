@@ -89,7 +89,8 @@ class CompiledBlocks:
 
 def why_no_compiler() -> str | None:
     """Why no kernel can be compiled for the host; None if they can."""
-    if importlib.util.find_spec("numba") is None:
+    spec = importlib.util.find_spec("numba")
+    if spec is None or not spec.has_location:  # without a file: `devmem.simulate` stands in for it
         return "numba is not installed: pip install numba"
     return "NUMBA_DISABLE_JIT is set" if jit_is_disabled() else None
 

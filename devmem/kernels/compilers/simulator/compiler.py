@@ -20,6 +20,7 @@ from ...work_items import this_thread
 from .argument_types import EnumType, RecordType, ScalarType, TupleType, Type, parse_signature, type_of
 from .device_code import in_python
 from .kernel_check import check_kernel
+from .launch_log import record
 
 #: Most work-items of a block; every current GPU allows this many.
 BLOCK_LIMIT = 1024
@@ -76,7 +77,11 @@ class Simulator:
             raise UnsupportedError(
                 f"kernels cannot be simulated on {driver.info.name}: the host cannot access its memory"
             )
-        cooperative = check_kernel(function, options)
+        try:
+            cooperative = check_kernel(function, options)
+        except (SimulatorError, UnsupportedError) as error:
+            record(function, error)
+            raise
         return SimulatedKernel(function, types, driver, driver, bool(options.get("debug")), cooperative)
 
 

@@ -25,6 +25,7 @@ from .block_runner import BlockRunner
 from .compiled_blocks import CompiledBlocks
 from .interrupts import Interrupts
 from .kernel_arrays import KernelArray
+from .launch_log import record
 from .launch_parameters import Constants, LaunchParameters
 from .lost_updates import track_updates
 from .reports import locals_of
@@ -73,14 +74,16 @@ class SimulatedLaunch(LaunchParameters):
 
     def __call__(self, places: Sequence[int]) -> None:
         """Run all blocks; raise the report of the first failing one, unless the launch was interrupted."""
-        self._begun = True
+        self._begun, start = True, time.perf_counter()
         try:
             if not self._interrupts.requested:
                 self.arguments = tuple(make(places) for make in self._makers)
                 if self.updates is not None:
                     self.arguments = tuple(track_updates(each, self.updates) for each in self.arguments)
                 self._run()
-        except BaseException:
+                self._record(start, None)
+        except BaseException as error:
+            self._record(start, error)
             if not self._interrupts.requested:
                 self._failures.clear()  # breaks the cycle of the error and the launch
                 raise
@@ -88,6 +91,11 @@ class SimulatedLaunch(LaunchParameters):
             self._ended = True
             if self._finished is not None:
                 self._finished.set()
+
+    def _record(self, start: float, error: BaseException | None) -> None:
+        grid, block = tuple(self.grid_dim), tuple(self.block_dim)
+        seconds, compiled = round(time.perf_counter() - start, 6), self._given is not None
+        record(self.function, error, grid=grid, block=block, seconds=seconds, compiled=compiled)
 
     def interrupt(self) -> str:
         """Interrupt the launch from another thread, or prevent its start; return a report of where it was."""

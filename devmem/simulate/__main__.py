@@ -1,0 +1,40 @@
+"""``python -m devmem.simulate SCRIPT [ARGS]``: as ``devmem simulate -- python SCRIPT [ARGS]``, without the extra ``cli``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from .command import run
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        prog="python -m devmem.simulate",
+        usage="%(prog)s [--race-check] [--shuffle SEED] [--fast] [--report json] [-o FILE] (SCRIPT | -m MODULE | -c CODE) [ARGS]",
+        description="Run a program for numba.cuda, unchanged, without a GPU. The exit status is the program's.",
+    )
+    parser.add_argument("--race-check", action="store_true", help="report races of a block's threads on shared memory")
+    parser.add_argument(
+        "--shuffle", type=int, metavar="SEED", help="run threads and blocks in an order drawn from SEED"
+    )
+    parser.add_argument("--fast", action="store_true", help="hand kernels without barriers and atomics to numba.njit")
+    parser.add_argument("--report", choices=["json"], help="write what ran, and what was found, at the end")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the file for the report; else the standard output")
+    # What begins with an option of Python's is a program, too.
+    parser.add_argument("-m", nargs=argparse.REMAINDER, help="run a module, as python -m does")
+    parser.add_argument("-c", nargs=argparse.REMAINDER, help="run code, as python -c does")
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="a script and its arguments")
+    given = parser.parse_args()
+    program = ["-m", *given.m] if given.m else ["-c", *given.c] if given.c else given.program
+    if not program:
+        parser.error("which program? give a script, -m MODULE or -c CODE")
+    sys.exit(
+        run(
+            [sys.executable, *program],
+            race_check=given.race_check,
+            shuffle=given.shuffle,
+            fast=given.fast,
+            report=bool(given.report or given.output),
+            output=given.output,
+        )
+    )

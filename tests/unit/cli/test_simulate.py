@@ -1,0 +1,381 @@
+"""``devmem simulate``: programs that are not changed, with stand-ins for the packages that they import, and without them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from waits import patience
+
+ROOT = Path(__file__).parents[3]
+CLI = [sys.executable, "-m", "devmem.cli", "simulate"]
+MODULE = [sys.executable, "-m", "devmem.simulate"]
+
+ADD = """
+    import numpy as np
+    from numba import cuda
+
+    @cuda.jit
+    def add(x, y):
+        i = cuda.grid(1)
+        if i < x.size:
+            y[i] += x[i]
+
+    def added():
+        x, y = cuda.to_device(np.arange(6.0)), cuda.to_device(np.ones(6))
+        add[2, 4](x, y)
+        return y.copy_to_host().tolist()
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a file below the folder in which commands run."""
+
+    def write(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a command in that folder; ``packages`` below it holds what is installed."""
+
+    def run(*command: object, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("DEVMEM_", "NUMBA_"))}
+        environment |= {"PYTHONPATH": os.pathsep.join([str(tmp_path / "packages"), str(ROOT)]), **variables}
+        given = list(map(str, command))
+        return subprocess.run(
+            given, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=patience(140)
+        )
+
+    return run
+
+
+@pytest.fixture
+def numba(write):
+    """Packages that look like numba and numba-cuda: importing what is to be replaced fails."""
+    write("packages/numba/__init__.py", "njit = 'njit'\n")
+    write("packages/numba/core/__init__.py", "")
+    write(
+        "packages/numba/core/config.py",
+        "import os\nENABLE_CUDASIM = int(os.environ.get('NUMBA_ENABLE_CUDASIM', 0))\n",
+    )
+    write("packages/numba/cuda/__init__.py", "raise ImportError('no CUDA')\n")
+    write("packages/numba/cuda/types.py", "float32, where, __all__ = 'a type', 'numba', ['float32']\n")
+    write("packages/numba/cuda/tests/__init__.py", "from numba import cuda\nwhere = __name__, cuda.implementation\n")
+    write("packages/numba/cuda/cudadrv/__init__.py", "raise ImportError('no CUDA')\n")
+    write(
+        "packages/numba/cuda/cudadrv/nvvm.py",
+        "from .driver import driver, _have_nvjitlink, _Linker\nfrom .. import serialize\n",
+    )
+    write("packages/numba/cuda/serialize.py", "")
+
+
+# -- what the program gets ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [[*CLI, "--", sys.executable], MODULE], ids=["command", "module"])
+def test_a_program_runs_as_it_is_and_its_exit_status_counts(run, write, start):
+    write("helper/kernels.py", ADD)
+    program = """
+        import sys
+        import numba.cuda
+        import numpy as np
+        from helper.kernels import added, cuda
+        assert numba.cuda is cuda and cuda.is_available() and len(cuda.gpus) == 1
+        with cuda.pinned(np.zeros(3)):
+            cuda.event().record(cuda.stream())
+        print(added(), sys.argv[1:])
+        raise SystemExit(7)
+    """
+    write("program.py", program)
+    done = run(*start, "program.py", "--shuffle", "x")
+    assert done.stdout == "[1.0, 2.0, 3.0, 4.0, 5.0, 6.0] ['--shuffle', 'x']\n", done.stderr
+    assert done.returncode == 7
+    assert done.stderr.count("\n") == 1
+    assert "simulated" in done.stderr
+
+
+def test_numba_is_the_installed_one_and_numba_cuda_the_drop_in(run, numba):
+    code = """
+        import numba, numba.cuda.tests, numba.cuda.cudadrv.nvvm
+        from numba import cuda, njit
+        from numba.cuda import types, float32, config
+        from numba.cuda.cudadrv import nvvm, driver
+        from numba.cuda.cudadrv.devicearray import DeviceNDArray
+        import devmem.compat.numba_cuda as drop_in
+        assert cuda.to_device is drop_in.to_device and driver is drop_in.cudadrv.driver
+        assert DeviceNDArray is drop_in.cudadrv.devicearray.DeviceNDArray
+        assert (njit, types.where, float32) == ("njit", "numba", "a type")
+        assert numba.cuda.tests.where == ("numba.cuda.tests", "devmem")
+        assert not config.ENABLE_CUDASIM
+        assert cuda.HAS_NUMBA and not hasattr(cuda, "where")
+        try:
+            import numba.cuda.nothing
+        except ModuleNotFoundError as error:
+            assert error.name == "numba.cuda.nothing"
+            print("done")
+    """
+    done = run(*MODULE, "-c", textwrap.dedent(code), NUMBA_ENABLE_CUDASIM="1", DEVMEM_BACKEND="cuda")
+    assert done.stdout == "done\n", done.stderr
+
+
+def test_it_comes_before_the_finder_that_numba_cuda_installs(run, numba, write):
+    write("packages/numba_cuda/__init__.py", "")
+    write("packages/numba_cuda/numba/cuda/__init__.py", "raise ImportError('no CUDA')\n")
+    write("packages/numba_cuda/numba/cuda/types/__init__.py", "where = 'numba-cuda'\n")
+    finder = """
+        import sys
+        from importlib.machinery import PathFinder
+
+        class Redirector:  # as numba-cuda's: for the names of numba.cuda it asks all finders, with its own path
+            def find_spec(self, name, path=None, target=None):
+                if "numba.cuda" not in name or any("numba_cuda" in each for each in path):
+                    return None
+                path = [each.replace("packages/numba", "packages/numba_cuda/numba") for each in path]
+                found = (finder.find_spec(name, path, target) for finder in sys.meta_path)
+                return next((spec for spec in found if spec), None)
+
+        sys.meta_path.insert(0, Redirector())
+    """
+    write("packages/sitecustomize.py", finder)  # after ours, and so before it in the list
+    code = "from numba import cuda; from numba.cuda import types; print(cuda.implementation, types.where, cuda.grid)"
+    done = run(*MODULE, "-c", code)
+    assert done.stdout.startswith("devmem numba-cuda <"), done.stderr
+
+
+def test_the_successor_is_replaced_too(run, write):
+    write("packages/numba_cuda_mlir/__init__.py", "")
+    write("packages/numba_cuda_mlir/types.py", "int8 = 'a type'\n")
+    write("packages/numba_cuda_mlir/cuda/__init__.py", "raise ImportError('no CUDA')\n")
+    write("packages/numba_cuda_mlir/cuda/vector.py", "where = 'installed'\n")
+    code = """
+        from numba_cuda_mlir import cuda, types
+        from numba_cuda_mlir.cuda import vector
+        print(cuda.implementation, types.int8, vector.where, cuda.is_available())
+    """
+    done = run(*MODULE, "-c", textwrap.dedent(code))
+    assert done.stdout == "devmem a type installed True\n", done.stderr
+
+
+def test_without_numba_it_has_numba_cuda_alone(run):
+    code = """
+        import numba
+        from numba import cuda
+        from numba_cuda_mlir import cuda as other
+        assert cuda.jit is other.jit
+        try:
+            from numba import njit
+        except ImportError:
+            print("no njit")
+        try:
+            numba.float32
+        except AttributeError as error:
+            print(error)
+    """
+    done = run(*MODULE, "-c", textwrap.dedent(code))
+    assert done.stdout.startswith("no njit\nnumba has no 'float32': numba is not installed"), done.stderr
+    assert done.stdout.endswith("pip install numba\n")
+
+
+def test_fast_without_numba_is_the_simulator(run, write):
+    write("program.py", textwrap.dedent(ADD) + "\nprint(added())\n")
+    done = run(*CLI, "--fast", "-o", "report.json", "--", sys.executable, "program.py")
+    assert done.stdout == "[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n", done.stderr
+
+
+def test_a_python_without_devmem_says_what_to_install(run):
+    code = "import sys; sys.modules['devmem'] = None; from numba import cuda"
+    done = run(*MODULE, "-c", code)
+    assert done.returncode == 1
+    assert "pip install 'devmem-arrays[sim]' there" in done.stderr
+
+
+def test_names_can_be_replaced_by_tests(run):
+    code = """
+        from unittest.mock import patch
+        from numba import cuda
+        with patch("numba.cuda.is_available", return_value=False):
+            assert not cuda.is_available()
+        print(cuda.is_available())
+    """
+    assert run(*MODULE, "-c", textwrap.dedent(code)).stdout == "True\n"
+
+
+def test_numbas_own_decorators_find_the_target(run):
+    # numba.vectorize(..., target="cuda") asks for these, and calls them so.
+    code = """
+        import numpy as np
+        from numba.cuda.vectorizers import CUDAGUFuncVectorize, CUDAVectorize
+        made = CUDAVectorize(lambda x, y: x + y, identity=None, cache=False, targetoptions={})
+        made.add("float64(float64, float64)")
+        made.disable_compile()
+        assert made.build_ufunc()(np.arange(3.0), 1).tolist() == [1, 2, 3]
+
+        def total(array, out):
+            out[0] = 0
+            for i in range(array.size):
+                out[0] += array[i]
+
+        made = CUDAGUFuncVectorize(total, "(n)->()", identity=None, cache=False, targetoptions={}, writable_args=())
+        made.add("void(float64[:], float64[:])")
+        print(made.build_ufunc()(np.ones((2, 3))).tolist())
+    """
+    done = run(*MODULE, "-c", textwrap.dedent(code))
+    assert done.stdout == "[3.0, 3.0]\n", done.stderr
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def test_children_simulate_too(run, write):
+    program = """
+        import multiprocessing
+        import subprocess
+        import sys
+
+        def child(number):
+            from numba import cuda
+            assert cuda.implementation == "devmem"
+            print(number, flush=True)
+
+        if __name__ == "__main__":
+            for number, method in enumerate(("spawn", "fork")):
+                process = multiprocessing.get_context(method).Process(target=child, args=(number,))
+                process.start()
+                process.join()
+            subprocess.run([sys.executable, "-c", "from program import child; child(2)"])
+    """
+    write("program.py", program)
+    done = run(*CLI, "--", sys.executable, "program.py")
+    assert done.stdout == "0\n1\n2\n", done.stderr
+
+
+def test_a_sitecustomize_of_the_users_runs_after_it(run, write):
+    write("packages/sitecustomize.py", "from numba import cuda\nprint(__name__, cuda.implementation)\n")
+    code = "import sys; print('packages' in sys.modules['sitecustomize'].__file__)"
+    assert run(*MODULE, "-c", code).stdout == "sitecustomize devmem\nTrue\n"
+
+
+def test_nested_it_stands_once_in_front_of_the_users_paths(run, tmp_path):
+    code = "import os; print(os.environ['PYTHONPATH'].split(os.pathsep)[1:], os.environ['DEVMEM_SIM_SHUFFLE'])"
+    done = run(*CLI, "--shuffle", "3", "--", *CLI, "--race-check", "--", sys.executable, "-c", code)
+    assert done.stdout == f"{[str(tmp_path / 'packages'), str(ROOT)]} 3\n", done.stderr
+
+
+def test_what_is_imported_already_cannot_be_simulated(run, numba, write):
+    write("packages/numba/cuda/__init__.py", "")
+    code = "import numba.cuda\nimport devmem.simulate\ndevmem.simulate.start()"
+    assert "RuntimeError: numba.cuda is imported already" in run(sys.executable, "-c", code).stderr
+
+
+@pytest.mark.parametrize("options", [[], ["-o", "report.json"]], ids=["plain", "report"])
+def test_a_command_that_is_not_there_ends_as_in_a_shell(run, tmp_path, options):
+    assert run(*CLI, *options, "--", "no-such-command").returncode == 127
+    assert run(*CLI, *options, "--", tmp_path).returncode == 126
+
+
+def test_a_program_is_needed(run):
+    assert run(*CLI).returncode == 2
+    assert run(*MODULE, "--fast").returncode == 2
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
+
+MISTAKES = """
+    import multiprocessing
+    import numpy as np
+    from numba import cuda
+
+    @cuda.jit
+    def fill(x):
+        x[cuda.grid(1)] = 1                                      # beyond the end, and not
+
+    @cuda.jit
+    def turn(x):
+        s, t = cuda.shared.array(4, np.int64), cuda.threadIdx.x
+        s[t] = t
+        s[(t + 1) % 4] = 7                                       # no barrier before: written by two
+
+    @cuda.jit
+    def part(x):
+        if cuda.threadIdx.x:
+            cuda.syncthreads()                                   # not reached by all
+
+    @cuda.jit
+    def refused(x):
+        x[0] = len([1])
+
+    def attempt(kernel, threads=4):
+        try:
+            kernel[1, threads](cuda.to_device(np.zeros(4, np.int64)))
+        except Exception as error:
+            pass
+
+    if __name__ == "__main__":
+        # First: a device that is in use cannot be used in the child of a fork.
+        child = multiprocessing.get_context("fork").Process(target=attempt, args=(fill,))
+        child.start()
+        child.join()
+        for kernel, threads in ((fill, 2), (fill, 6), (fill, 6), (turn, 4), (part, 4), (refused, 1)):
+            attempt(kernel, threads)
+        print("ended")
+"""
+
+
+def test_the_report_has_each_kernel_and_each_finding_once(run, write, tmp_path):
+    program = write("program.py", MISTAKES)
+    done = run(*CLI, "--race-check", "-o", "report.json", "--", sys.executable, "program.py")
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["exit_status"], report["processes"]) == (0, 2)
+    lines = program.read_text().splitlines()
+    kernels = {each["kernel"]: each for each in report["kernels"]}
+    assert {name: each["launches"] for name, each in kernels.items()} == {"fill": 4, "turn": 1, "part": 1, "refused": 0}
+    assert kernels["fill"]["threads"] == 2 + 6 + 6 + 4
+    assert {each["file"] for each in report["kernels"]} == {str(program)}
+    told = {(each["kernel"], each["kind"]): each for each in report["findings"]}
+    assert set(told) == {("fill", "out of bounds"), ("turn", "race"), ("part", "divergence"), ("refused", "misuse")}
+    found = told["fill", "out of bounds"]
+    assert (found["block"], found["thread"], found["times"]) == ([0, 0, 0], [4, 0, 0], 2)
+    for name, text in (("fill", "beyond the end"), ("turn", "s[t] = t"), ("part", "not reached by all")):
+        [line] = [each["line"] for each in report["findings"] if each["kernel"] == name]
+        assert text in lines[line - 1], name
+
+
+def test_the_report_is_the_end_of_the_standard_output(run, write):
+    write("program.py", MISTAKES)
+    done = run(*MODULE, "--report", "json", "program.py")
+    first, _, rest = done.stdout.partition("\n")
+    assert first == "ended"
+    assert json.loads(rest)["command"] == [sys.executable, "program.py"]
+
+
+def test_a_report_that_cannot_be_written_is_told_before_the_command_runs(run):
+    done = run(*CLI, "-o", "no-such-folder/report.json", "--", sys.executable, "-c", "print('ran')")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no-such-folder/report.json: No such file" in done.stderr
+
+
+def test_with_a_report_a_signal_reaches_the_command(run):
+    code = "import os, signal; os.kill(os.getppid(), signal.SIGTERM); signal.pause()"
+    done = run(*CLI, "-o", "report.json", "--", sys.executable, "-c", code)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+
+
+def test_a_log_that_cannot_be_written_is_a_warning_and_the_kernel_runs(run, write):
+    write("program.py", textwrap.dedent(ADD) + "\nprint(added())\n")
+    done = run(*MODULE, "program.py", DEVMEM_SIM_LOG="no-such-folder/log")
+    assert done.stdout == "[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n"
+    assert "DevmemWarning: DEVMEM_SIM_LOG='no-such-folder/log' cannot be written" in done.stderr
