@@ -110,7 +110,7 @@ class NumberType:
         return kernel_number(self.native(stored(value, self.dtype)))
 
     def __instancecheck__(self, instance: object) -> bool:
-        return isinstance(instance, self.native)
+        return numpy_type(type(instance)) is self.native
 
     def __eq__(self, other: object) -> bool:
         return self.dtype == other or (isinstance(other, NumberType) and self.dtype == other.dtype)

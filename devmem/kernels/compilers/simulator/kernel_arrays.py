@@ -32,9 +32,10 @@ _INDEX_TYPES = INTEGRAL - {np.bool_}
 class KernelArray:
     """An array in a kernel.
 
-    ``a[i]`` and ``a[i, j]`` are kernel numbers and can be assigned to; fewer indices, and slices, give views.
+    ``a[i]`` and ``a[i, j]`` are kernel numbers and can be assigned to; fewer indices, slices and None give views.
     A negative index counts from the end, unless the simulation reports it; an index out of bounds is reported. Records are
-    `Record`: ``a[i]["x"]``, ``a[i].x``. As on a device, there is no arithmetic with whole arrays.
+    `Record`: ``a[i]["x"]``, ``a[i].x``; ``a["x"]`` and ``a.x`` are the fields of all. As on a device, there is no arithmetic with
+    whole arrays.
     """
 
     __slots__ = ("_data", "shape", "space")
@@ -50,6 +51,8 @@ class KernelArray:
         return f"<{self.space} of shape {self.shape}, dtype {self._data.dtype}>"
 
     def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            return self._field(index)
         key, is_element = self._key(index)
         return kernel_number(self._data[key]) if is_element else self._subarray(key)
 
@@ -58,7 +61,7 @@ class KernelArray:
 
     def __getattr__(self, name: str) -> Any:
         if name in (self._data.dtype.names or ()):
-            return self._with_data(self._data[name])
+            return self._field(name)
         if name in METHODS:
             return partial(METHODS[name], self)
         raise AttributeError(f"an array in a kernel has no {name!r}: {advice.WHOLE}")
@@ -162,14 +165,22 @@ class KernelArray:
             places = tuple(map(operator.index, parts))
             if all(0 <= at < length for at, length in zip(places, shape, strict=True)):
                 return places, True
+        count = sum(part is not None for part in parts)  # of those that select along an axis
         if Ellipsis in parts:
             at = parts.index(Ellipsis)
-            parts = parts[:at] + (slice(None),) * (len(shape) - len(parts) + 1) + parts[at + 1 :]
-        if len(parts) > len(shape):
-            raise Misuse("out of bounds", f"{len(parts)} indices for {self!r}")
+            parts = parts[:at] + (slice(None),) * (len(shape) - count + 1) + parts[at + 1 :]
+            count = len(shape)
+        if count > len(shape):
+            raise Misuse("out of bounds", f"{count} indices for {self!r}")
         key: list[Any] = []
         is_element = len(parts) == len(shape)
-        for axis, part in enumerate(parts):
+        axis = -1
+        for part in parts:
+            if part is None:
+                key.append(None)  # a new axis of length 1
+                is_element = False
+                continue
+            axis += 1
             if isinstance(part, slice):
                 key.append(self._slice(part, axis))
                 is_element = False
@@ -198,6 +209,14 @@ class KernelArray:
         if ((start or 0) < 0 or (stop or 0) < 0) and _reports_negative():
             raise Misuse("out of bounds", f"slice {start}:{stop} on axis {axis} of {self!r}{advice.NEGATIVE}")
         return slice(start, stop, step)
+
+    def _field(self, name: str) -> KernelArray:
+        if name not in (self._data.dtype.names or ()):
+            raise AttributeError(advice.on_field(name, self._data.dtype))
+        return self._fields(name)
+
+    def _fields(self, name: str) -> KernelArray:
+        return self._with_data(self._data[name])
 
     def _subarray(self, key: tuple[Any, ...]) -> KernelArray:
         return self._with_data(self._data[key])
