@@ -11,7 +11,7 @@ import devmem as dm
 from devmem.compat import numba_cuda as cuda
 from devmem.compat.numba_cuda import random
 from devmem.kernels.compilers.simulator import device_code
-from devmem.kernels.compilers.simulator.argument_types import parse_device_signature
+from devmem.kernels.compilers.simulator.argument_types import parse_device_signature, parse_signature
 from devmem.kernels.names import grid, local, shared
 from devmem.spi.errors import SimulatorError
 
@@ -116,6 +116,38 @@ def test_a_field_that_records_do_not_have_is_reported(simulated):
     assert "no field 'size' in the record: it has x, n, v" in str(simulated.report(kernel, 1, 1, np.zeros(1, POINT)))
 
 
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_contiguous_array_is_reshaped_in_place(simulated, watched):
+    def kernel(a, empty, shape, out):
+        i = grid(1)
+        s = shared.array((2, 2), np.float64)
+        s.reshape(4)[i] = i
+        cuda.syncthreads()
+        a.reshape(2, -1)[i // 2, i % 2] = s.reshape(shape)[0, 3 - i, 0]
+        out[i] = empty.reshape((1, 0, 2)).shape[2] + empty.reshape(0).size
+
+    with dm.simulator(race_check=watched):
+        a, _, out = simulated.run(kernel, 1, 4, np.zeros(4), np.zeros(0), (1, 4, 1), np.zeros(4))
+    assert (a.tolist(), out.tolist()) == ([3, 2, 1, 0], [2] * 4)
+
+
+def test_a_race_through_other_lengths_is_found(simulated):
+    def kernel():
+        shared.array((2, 2), np.float64).reshape(4)[3] = grid(1)
+
+    with dm.simulator(race_check=True):
+        error = simulated.report(kernel, 1, 64)
+    assert error.kind == "race"
+
+
+@pytest.mark.parametrize(("shape", "told"), [((2, 3), "cannot reshape"), ((3,), "is not contiguous")])
+def test_what_cannot_be_reshaped_is_reported(simulated, shape, told):
+    def kernel(a):
+        (a if len(shape) == 2 else a[::2]).reshape(shape)[0] = 1
+
+    assert told in str(simulated.report(kernel, 1, 1, np.zeros(8)))
+
+
 # -- declared types of device functions --------------------------------------------------------------------------------
 
 
@@ -184,7 +216,7 @@ def test_functions_of_one_factory_have_their_own_memory_with_declared_types_too(
     [
         ("float32(float32, int64[:, ::1])", ["float32", "int64[:, ::1]"], "float32"),
         ("(int32,)", ["int32"], "None"),
-        ("Tuple((int32, float32))(Tuple((float32, int8)), int8)", ["None", "int8"], "None"),
+        ("Pair(int32, float32)(Pair((float32, int8)), int8)", ["None", "int8"], "None"),
     ],
 )
 def test_signatures_of_device_functions(signature, arguments, result):
@@ -209,6 +241,30 @@ def test_an_njit_helper_with_declared_types_is_refused_as_numba_cuda_refuses_it(
 
     with pytest.raises(SimulatorError, match="helper has declared types"):
         simulated.run(kernel, 1, 1, np.zeros(1))
+
+
+def signature_of(*arguments):
+    """A stand-in for Numba's signature object."""
+    return type("Signature", (), {"args": arguments, "return_type": None})()
+
+
+def test_signatures_of_tuples_and_of_records(simulated):
+    made = {name: type(name, (), {"types": (int32, float32), "layout": None})() for name in ("Tuple", "UniTuple")}
+    record = type("Array", (), {"layout": "A", "ndim": 1, "dtype": "Record(x[type=float32;offset=0];4;False)"})()
+    signatures = [
+        "void(UniTuple(int64[:], 2), int8)",
+        "void(Tuple((int32, float32[:])), int8)",
+        *(signature_of(made[name], uint8) for name in made),
+        signature_of(record, uint8),
+    ]
+    texts = [cuda.jit(each)(lambda a, b: None).signatures for each in signatures]
+    assert texts[2:] == [("void(Tuple((int32, float32,)), uint8)",)] * 2 + [()]
+    types = [[str(kind) for kind in parse_signature(*each)] for each in texts[:4]]
+    assert types == [
+        ["(int64[:], int64[:])", "int8"],
+        ["(int32, float32[:])", "int8"],
+        *[["(int32, float32)", "uint8"]] * 2,
+    ]
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------------

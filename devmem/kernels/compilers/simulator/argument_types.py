@@ -184,6 +184,11 @@ def _parse(text: str, signature: str) -> Type:
         raise TypeError(
             f"{text} in {signature!r}: the simulator takes no addresses, whose lengths it cannot know: pass arrays"
         )
+    if (made := re.fullmatch(r"(Uni)?Tuple\((.*)\)", text, re.DOTALL)) is not None:
+        parts = _parts(made[2] if made[1] else made[2].strip().removeprefix("(").removesuffix(")"))
+        if made[1]:
+            parts = parts[:1] * int(parts[1])
+        return TupleType(tuple(_parse(part, signature) for part in parts))
     found = re.fullmatch(r"(\w+)\s*(?:\[([\s:,1]*)\])?", text)
     try:
         dtype = np.dtype(NAMES.get(found[1], found[1])) if found else None

@@ -140,6 +140,13 @@ class KernelArray:
         """The same memory as elements of another type."""
         return self._with_data(self._data.view(dtype_of(dtype)))
 
+    def reshape(self, *shape: Any) -> KernelArray:
+        """The same memory, which has to be contiguous, with other lengths; one of them may be -1: what is left."""
+        if not self._data.flags.c_contiguous:
+            raise Misuse("misuse", f"{self!r} is reshaped, and it is not contiguous: index it as it is")
+        lengths = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        return self._reshaped(tuple(map(operator.index, lengths)))
+
     def exchange(self, operation: str, index: Any, operands: tuple[Any, ...]) -> Any:
         """Do an atomic operation on an element; return the old value."""
         key, is_element = self._key(index)
@@ -217,6 +224,9 @@ class KernelArray:
 
     def _fields(self, name: str) -> KernelArray:
         return self._with_data(self._data[name])
+
+    def _reshaped(self, shape: tuple[int, ...]) -> KernelArray:
+        return self._with_data(self._data.reshape(shape))
 
     def _subarray(self, key: tuple[Any, ...]) -> KernelArray:
         return self._with_data(self._data[key])

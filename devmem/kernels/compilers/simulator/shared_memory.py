@@ -198,6 +198,9 @@ class WatchedArray(KernelArray):
             self._written(key)
         return before
 
+    def _reshaped(self, shape: tuple[int, ...]) -> Self:
+        return type(self)(self._data.reshape(shape), self.space, self._offsets.reshape(shape), self._log)
+
     def _subarray(self, key: tuple[Any, ...]) -> Self:
         return type(self)(self._data[key], self.space, self._offsets[key], self._log)
 
