@@ -19,6 +19,8 @@ from .work_items import Dim3, WorkItem, finders, require_item, running_item
 #: What a barrier or a fence orders: accesses to shared memory, or to all memory. OpenCL's names, and numba.roc's numbers.
 CLK_LOCAL_MEM_FENCE = 0
 CLK_GLOBAL_MEM_FENCE = 1
+#: Bytes of an address: the least alignment that can be asked for.
+_ADDRESS = 8
 
 
 def _in_numba_simulator() -> WorkItem | None:
@@ -93,17 +95,29 @@ class KernelName:
 class Shared(KernelName):
     """``devmem.shared``: memory that the threads of a block share."""
 
-    def array(self, shape: Any, dtype: Any) -> Any:
-        """An array shared by all threads of the block. Shape and dtype are constants; shape 0: the dynamic shared memory."""
+    def array(self, shape: Any, dtype: Any, alignment: int | None = None) -> Any:
+        """An array shared by all threads of the block. Shape and dtype are constants; shape 0: the dynamic shared memory.
+
+        ``alignment``: bytes, a power of two, that the address is a multiple of; compiled by numba-cuda alone.
+        """
+        if alignment is not None:
+            _check_alignment(alignment)
         return require_item("shared.array").shared_array(shape, dtype)
 
 
 class Local(KernelName):
     """``devmem.local``: memory of a single thread."""
 
-    def array(self, shape: Any, dtype: Any) -> Any:
-        """An array of this thread alone. Shape and dtype are constants."""
+    def array(self, shape: Any, dtype: Any, alignment: int | None = None) -> Any:
+        """An array of this thread alone. Shape and dtype are constants; ``alignment`` as in `Shared.array`."""
+        if alignment is not None:
+            _check_alignment(alignment)
         return require_item("local.array").local_array(shape, dtype)
+
+
+def _check_alignment(alignment: int) -> None:
+    if alignment < _ADDRESS or alignment & (alignment - 1):
+        raise ValueError(f"alignment={alignment!r}: give a power of two, {_ADDRESS} or more bytes, or leave it out")
 
 
 class Const(KernelName):

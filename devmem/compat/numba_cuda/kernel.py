@@ -244,9 +244,9 @@ def _signatures(given: Any) -> tuple[str, ...]:
     """Signatures as strings."""
     if given is None:
         return ()
-    if isinstance(given, list):
-        return tuple(map(_signature_text, given))
-    return (_signature_text(given),)
+    texts = tuple(map(_signature_text, given if isinstance(given, list) else [given]))
+    # Records have no name: a kernel that is declared for them is compiled for its arguments.
+    return () if any("Record(" in each for each in texts) else texts
 
 
 def _signature_text(signature: Any) -> str:
@@ -262,6 +262,8 @@ def _type_name(kind: Any) -> str:
     layout = getattr(kind, "layout", None)
     if type(kind).__name__ == "CPointer":
         return f"CPointer({_type_name(kind.dtype)})"
+    if type(kind).__name__ in ("Tuple", "UniTuple"):
+        return f"Tuple(({', '.join(map(_type_name, kind.types))},))"
     if layout is None:
         return str(kind)
     axes = [":"] * kind.ndim

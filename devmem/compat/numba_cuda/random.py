@@ -22,10 +22,12 @@ Words = npt.NDArray[np.uint64]
 xoroshiro128p_dtype = np.dtype([("s0", np.uint64), ("s1", np.uint64)], align=True)
 
 _JUMP = 0xBEAC0467EBA5FACB, 0xD86B048B86AA9922
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _MASK = (1 << 64) - 1
 _TWO_PI32, _TWO_PI = np.float32(2 * math.pi), 2 * math.pi
 _MINUS_TWO32, _UNIT = np.float32(-2), 1.0 / (1 << 53)
-_ROTATION, _SHIFT, _SECOND, _DROPPED, _WORD = (np.uint64(each) for each in (55, 14, 36, 11, 64))
+_ONE, _ROTATION, _SHIFT, _SECOND, _DROPPED, _WORD = (np.uint64(each) for each in (1, 55, 14, 36, 11, 64))
 
 
 def _device(function: Callable[..., Any]) -> Any:
@@ -42,6 +44,51 @@ def xoroshiro128p_next(states: Any, index: Any) -> Any:
     states[index]["s0"] = ((s0 << _ROTATION) | (s0 >> (_WORD - _ROTATION))) ^ s1 ^ (s1 << _SHIFT)
     states[index]["s1"] = (s1 << _SECOND) | (s1 >> (_WORD - _SECOND))
     return found
+
+
+@_device
+def xoroshiro128p_jump(states: Any, index: Any) -> None:
+    """Advance the generator ``states[index]`` by 2^64 numbers."""
+    s0 = np.uint64(0)
+    s1 = np.uint64(0)
+    for word in _JUMP:
+        for bit in range(64):
+            if np.uint64(word) >> np.uint64(bit) & _ONE:
+                s0 ^= states[index]["s0"]
+                s1 ^= states[index]["s1"]
+            xoroshiro128p_next(states, index)
+    states[index]["s0"] = s0
+    states[index]["s1"] = s1
+
+
+@_device
+def init_xoroshiro128p_state(states: Any, index: Any, seed: Any) -> None:
+    """Start the generator ``states[index]``, as the first one of `init_xoroshiro128p_states` is."""
+    z = np.uint64(seed) + _GOLDEN
+    z = (z ^ (z >> np.uint64(30))) * _MIX[0]
+    z = (z ^ (z >> np.uint64(27))) * _MIX[1]
+    z = z ^ (z >> np.uint64(31))
+    states[index]["s0"] = z
+    states[index]["s1"] = z
+
+
+@_device
+def rotl(x: Any, k: Any) -> Any:
+    """The bits of a uint64, rotated to the left by ``k``."""
+    bits, by = np.uint64(x), np.uint64(k)
+    return (bits << by) | (bits >> (_WORD - by))
+
+
+@_device
+def uint64_to_unit_float64(x: Any) -> Any:
+    """A float64 from 0 up to, but not including, 1, of 64 random bits."""
+    return (np.uint64(x) >> _DROPPED) * _UNIT
+
+
+@_device
+def uint64_to_unit_float32(x: Any) -> Any:
+    """A float32 from 0 to 1, of 64 random bits."""
+    return np.float32((np.uint64(x) >> _DROPPED) * _UNIT)
 
 
 @_device
@@ -115,9 +162,9 @@ def _after(states: Words, jumps: int) -> Words:
 
 
 def _seeded(seed: int) -> Words:
-    z = (seed + 0x9E3779B97F4A7C15) & _MASK
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK
+    z = (seed + int(_GOLDEN)) & _MASK
+    z = (z ^ (z >> 30)) * int(_MIX[0]) & _MASK
+    z = (z ^ (z >> 27)) * int(_MIX[1]) & _MASK
     z ^= z >> 31
     return np.full((1, 2), z, np.uint64)
 

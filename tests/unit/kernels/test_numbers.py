@@ -12,7 +12,7 @@ from devmem.kernels.compilers.simulator.numbers import ARITHMETIC, BITWISE, EQUA
 pytest.importorskip("numba_cuda")
 
 INTEGERS = np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64
-NATIVE = np.bool_, *INTEGERS, np.float32, np.float64, np.complex64, np.complex128
+NATIVE = np.bool_, *INTEGERS, np.float16, np.float32, np.float64, np.complex64, np.complex128
 #: Numbers that stand in a kernel's text, by the type that a compiler gives them.
 WRITTEN = {int: np.int64, float: np.float64, complex: np.complex128}
 #: What numba takes for something else than itself: an oversight of its tables.

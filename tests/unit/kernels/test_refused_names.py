@@ -39,7 +39,6 @@ LIBDEVICE = dict.fromkeys(
 ARRAY = {
     **dict.fromkeys(["astype", "copy", "flags", "flatten", "nonzero", "ravel", "sort"], NOT_COMPILED),
     "ctypes": NO_INDEX,
-    "reshape": LINKED,
 }
 USES = {
     "T": "a.T[0, 1]",
@@ -178,8 +177,9 @@ def page(rows: dict[str, str]) -> str:
     rows = rows | {
         "`a[...] = b` of two arrays, and `a += 1`": RUNTIME,
         "`x is True`": "a bool of a kernel is no object: write `if x`",
+        "an array of the device that is a global": "launches are ordered by the arrays that they are given: pass it",
     }
-    rows = rows | {"`cuda.declare_device`, `jit(link=...)`; compiled, `cuda.fp16`": LINKED}
+    rows = rows | {"`cuda.declare_device`, `jit(link=...)`; compiled, `cuda.fp16` and `a.reshape`": LINKED}
     return INTRODUCTION + "".join(f"| {name} | {why} |\n" for name, why in rows.items())
 
 

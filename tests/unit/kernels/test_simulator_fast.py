@@ -172,7 +172,20 @@ def counts(a):
     dm.atomic.add(a, 0, 1)
 
 
-@pytest.mark.parametrize(("kernel", "name"), [(waits, "dm.barrier()"), (counts, "dm.atomic")])
+@dm.kernel("int32(int32)", device=True)
+def truncated(x):
+    return x
+
+
+@dm.kernel
+def declares(a):
+    a[dm.grid(1)] = truncated(1.5) * 4
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [(waits, "dm.barrier()"), (counts, "dm.atomic"), (declares, "truncated, which has declared types")],
+)
 def test_what_cannot_be_compiled_runs_in_the_simulator(compiled, refused, kernel, name):
     exact, fast = both(kernel.__class__(kernel.function), 2, 4, np.zeros(8, np.int32))
     assert np.array_equal(exact[0], fast[0])

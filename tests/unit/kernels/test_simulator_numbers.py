@@ -19,7 +19,7 @@ from devmem.spi.errors import SimulatorError
 U8, I8, U16, I32, U32, I64, U64 = (
     getattr(np, name) for name in ("uint8", "int8", "uint16", "int32", "uint32", "int64", "uint64")
 )
-F4, F8, C8 = np.float32, np.float64, np.complex64
+F2, F4, F8, C8 = np.float16, np.float32, np.float64, np.complex64
 TENTH = float(F4(0.1))
 
 
@@ -95,6 +95,43 @@ def silent():
 )
 def test_operators_give_what_compiled_code_gives(function, given, expected):
     assert function(*map(kernel_number, given)) == expected
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "native", "expected"),
+    [
+        (lambda a, b: a + b, (F2(0.1), F2(0.2)), F2, F2(0.1) + F2(0.2)),
+        (lambda a, b: a * b, (F2(0.1), I8(3)), F2, F2(0.1) * F2(3)),
+        (lambda a, b: a - b, (F2(0.1), U8(3)), F4, F4(F2(0.1)) - F4(3)),
+        (lambda a, b: a * b, (F4(0.1), F2(0.1)), F4, F4(0.1) * F4(F2(0.1))),
+        (lambda a: a * 3, (F2(0.1),), F8, float(F2(0.1)) * 3),
+        (lambda a: 0.1 * a, (F2(0.5),), F8, 0.05),
+        (lambda a: a // F2(0.1), (F2(1),), F4, F4(10)),
+        (lambda a: a**2, (F2(0.1),), F4, F4(F2(0.1)) ** 2),
+        (lambda a: a / F2(0), (F2(1),), F2, math.inf),
+        (lambda a: -a, (F2(0.1),), F2, -F2(0.1)),
+        (lambda a: abs(a), (F2(-0.1),), F2, F2(0.1)),
+        (lambda a: a + 1j, (F2(0.5),), np.complex128, 0.5 + 1j),
+    ],
+)
+def test_halves_are_promoted_as_compiled_code_promotes_them(function, given, native, expected):
+    found = function(*map(kernel_number, given))
+    assert (found.native, found) == (native, expected)
+
+
+def test_functions_of_halves_give_halves_where_there_are_such(simulated):
+    found = []
+
+    def kernel(a):
+        x = a[0]
+        found.extend((math.sin(x), math.floor(x), float(x), a[1], np.float16(0.1), min(x, a[1])))
+        found.extend((math.tan(x), math.atan2(x, x), math.pow(x, x), math.ldexp(x, 1)))
+        found.append((int(x), int(a[1]), np.int32(-x), round(x), x < 2, x == 1.5))
+
+    simulated.run(kernel, 1, 1, np.array([1.5, 2.5], np.float16))
+    assert [each.native for each in found[:-1]] == [np.float16] * 6 + [np.float32] * 4
+    assert found[0] == F2(math.sin(1.5)) and found[6] == F4(math.tan(1.5))
+    assert found[-1] == (2, 2, -2, 2, True, True)  # numba-cuda rounds a half that becomes an integer: cvt.rni
 
 
 @pytest.mark.parametrize(

@@ -146,9 +146,37 @@ def parse_signature(signature: str) -> tuple[Type, ...]:
     found = re.fullmatch(r"\s*(?:void|none)?\s*\((.*)\)\s*", signature, re.DOTALL)
     if found is None:
         raise TypeError(f"{signature!r} is no signature of a kernel: write void(float32[::1], int64)")
-    # Split at commas outside of brackets; commas inside separate axes.
-    parts = re.split(r",(?![^\[]*\])", found[1])
-    return tuple(_parse(part.strip(), signature) for part in parts if part.strip())
+    return tuple(_parse(part, signature) for part in _parts(found[1]))
+
+
+def parse_device_signature(signature: str) -> tuple[tuple[Type | None, ...], Type | None]:
+    """The types of a device function's arguments and of its result; None for what is no number and no array."""
+    text, depth, at = signature.strip(), 1, -1
+    while depth and text.endswith(")") and -at < len(text):  # up to the parenthesis that opens the arguments
+        at -= 1
+        depth += (text[at] == ")") - (text[at] == "(")
+    if depth:
+        raise TypeError(f"{signature!r} is no signature of a device function: write float32(float32, int64[:])")
+    return tuple(_parse_any(part, signature) for part in _parts(text[at + 1 : -1])), _parse_any(text[:at], signature)
+
+
+def _parts(arguments: str) -> list[str]:
+    """The arguments of a signature: split at commas outside of brackets and parentheses."""
+    depth, found = 0, [""]
+    for letter in arguments:
+        depth += (letter in "[(") - (letter in "])")
+        if letter == "," and not depth:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [part.strip() for part in found if part.strip()]
+
+
+def _parse_any(text: str, signature: str) -> Type | None:
+    try:
+        return _parse(text, signature)
+    except TypeError:
+        return None
 
 
 def _parse(text: str, signature: str) -> Type:
@@ -156,6 +184,11 @@ def _parse(text: str, signature: str) -> Type:
         raise TypeError(
             f"{text} in {signature!r}: the simulator takes no addresses, whose lengths it cannot know: pass arrays"
         )
+    if (made := re.fullmatch(r"(Uni)?Tuple\((.*)\)", text, re.DOTALL)) is not None:
+        parts = _parts(made[2] if made[1] else made[2].strip().removeprefix("(").removesuffix(")"))
+        if made[1]:
+            parts = parts[:1] * int(parts[1])
+        return TupleType(tuple(_parse(part, signature) for part in parts))
     found = re.fullmatch(r"(\w+)\s*(?:\[([\s:,1]*)\])?", text)
     try:
         dtype = np.dtype(NAMES.get(found[1], found[1])) if found else None

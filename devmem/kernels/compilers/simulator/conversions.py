@@ -8,6 +8,7 @@ a float                      truncated, then the nearest number of the type     
 a float, to 8 bits           the lowest 8 bits of the conversion to 16           NVPTX has no registers of 8 bits
 nan                          0; the sign bit alone of 64 bits, and of float64    PTX ISA: ``cvt``, on NaN
 a float, by ``round``        the nearest integer, halves to even, then clamped   libdevice: ``__nv_llrint``, ``cvt.rni.s64``
+a float16                    likewise                                            numba-cuda: ``cvt.rni`` from ``f16``
 ===========================  ==================================================  =============================================
 
 Everything that converts goes through here: elements and fields that are assigned, operands of atomic operations, ``np.int32(x)``,
@@ -42,6 +43,8 @@ def to_integer(value: Any, dtype: np.dtype[Any] = _INT64, rounding: Callable[[fl
     if value != value:
         single = isinstance(value, np.float32 | np.float16)
         return wrapped(0 if single and width < 64 else 1 << (width - 1), dtype)
+    if isinstance(value, np.float16):
+        rounding = round
     return wrapped(int(rounding(min(max(float(value), low), high))), dtype)
 
 

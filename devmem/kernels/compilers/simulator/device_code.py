@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 
 from ...functions import DeviceFunction
-from .device_math import REPLACED
+from .declared_types import DeclaredFunction
+from .device_math import NUMBER_TYPES, REPLACED
+from .raw_arrays import dtype_of
 
 Function = Callable[..., Any]
 
@@ -33,6 +35,8 @@ _REPLACED = REPLACED | {id(print): _print}
 _BUILTINS = vars(builtins)
 #: What Python itself finds in the globals of a function.
 _OF_EVERY_MODULE = {"__builtins__", "__name__"}
+#: Numba's classes of types of numbers.
+_NUMBERS = {"Boolean", "Complex", "Float", "Integer"}
 #: What modules may hold that a compiler takes for a constant.
 _CONSTANTS = (bool, int, float, complex, tuple, np.generic)
 
@@ -43,6 +47,14 @@ def python_function(value: object) -> Function | None:
     if kind.__module__.startswith("numba.core.") and kind.__name__ == "CPUDispatcher":
         found: Function = value.py_func  # type: ignore[attr-defined]
         return found
+    return None
+
+
+def number_type(value: object) -> Any:
+    """What a kernel calls and passes instead of one of Numba's types of numbers; None for anything else."""
+    kind = type(value)
+    if kind.__module__.startswith("numba") and kind.__module__.endswith(".types.scalars") and kind.__name__ in _NUMBERS:
+        return NUMBER_TYPES[dtype_of(value).type]
     return None
 
 
@@ -91,11 +103,15 @@ class _Copies:
         """What a name in a copy refers to instead of a value, often the value itself; ``names``: all that the function has."""
         if id(value) in _REPLACED:
             return _REPLACED[id(value)]
+        number = number_type(value)
+        if number is not None:
+            return number
         plain = python_function(value)
         if plain is not None:
             return self.of(plain)
         if isinstance(value, DeviceFunction):
-            return DeviceFunction(self.of(value.function), value.signatures, value.options)
+            made = DeclaredFunction if value.signatures else DeviceFunction
+            return made(self.of(value.function), value.signatures, value.options)
         if isinstance(value, np.ndarray | np.void):
             return value.copy()
         return self._module(value, names) if type(value) is ModuleType else value

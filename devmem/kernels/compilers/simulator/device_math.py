@@ -16,11 +16,14 @@ import numpy as np
 
 from .conversions import stored, to_integer
 from .exact import larger, smaller
+from .half_precision import FUNCTIONS as HALF_PRECISION
 from .libdevice import FUNCTIONS as LIBDEVICE
 from .numbers import INTEGRAL, TYPES, kernel_number, numpy_type
 
-_SINGLE, _DOUBLE = TYPES[np.float32], TYPES[np.float64]
-_SINGLES = {_SINGLE, np.float32}
+_HALF, _SINGLE, _DOUBLE = TYPES[np.float16], TYPES[np.float32], TYPES[np.float64]
+_HALVES = {_HALF, np.float16}
+#: A half is promoted to single precision where there is no function for halves.
+_SINGLES = {_SINGLE, np.float32} | _HALVES
 
 #: The functions of `math` that compilers have, by their names in libdevice where these differ.
 _UNARY = dict.fromkeys(
@@ -35,8 +38,11 @@ _PREDICATES = ("isfinite", "isinf", "isnan")
 def _unary(name: str, device: Callable[[Any], Any]) -> Callable[[Any], Any]:
     plain = getattr(math, name)
     rounds = name in ("ceil", "floor", "trunc")
+    of_halves = HALF_PRECISION.get("habs" if name == "fabs" else f"h{name}")
 
     def function(x: Any) -> Any:
+        if of_halves is not None and type(x) in _HALVES:
+            return _HALF(of_halves(x))
         try:
             # Python's integer has no sign if it is 0.
             found = math.copysign(plain(float(x)), x) if rounds else plain(x)
@@ -104,7 +110,7 @@ class NumberType:
         return kernel_number(self.native(stored(value, self.dtype)))
 
     def __instancecheck__(self, instance: object) -> bool:
-        return isinstance(instance, self.native)
+        return numpy_type(type(instance)) is self.native
 
     def __eq__(self, other: object) -> bool:
         return self.dtype == other or (isinstance(other, NumberType) and self.dtype == other.dtype)
@@ -132,13 +138,15 @@ class _Int(NumberType):
 
 
 class _Float(NumberType):
-    """Python's ``float`` in a kernel; a number of single precision keeps its type."""
+    """Python's ``float`` in a kernel; a number of half or single precision keeps its type."""
 
     def __init__(self) -> None:
         super().__init__(np.float64)
 
     def __call__(self, value: Any = 0) -> Any:
-        return _SINGLE(value) if type(value) in _SINGLES else _DOUBLE(float(value))
+        if type(value) in _SINGLES:
+            return kernel_number(value)
+        return _DOUBLE(float(value))
 
     def __instancecheck__(self, instance: object) -> bool:
         return isinstance(instance, float | np.floating)

@@ -21,7 +21,7 @@ def _of_halves(function: Callable[..., Any], result: Any = _HALF) -> Callable[..
     return compute
 
 
-_NUMPYS = "sin", "cos", "log", "log2", "log10", "exp", "exp2", "sqrt", "ceil", "floor", "trunc", "rint"
+_NUMPYS = "sin", "cos", "tanh", "log", "log2", "log10", "exp", "exp2", "sqrt", "ceil", "floor", "trunc", "rint"
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {f"h{name}": _of_halves(getattr(np, name)) for name in _NUMPYS}
 FUNCTIONS |= {
@@ -37,5 +37,6 @@ FUNCTIONS |= {
     "hrcp": _of_halves(lambda x: 1 / x),
     "hrsqrt": _of_halves(lambda x: 1 / np.sqrt(x)),
     "hsub": _of_halves(operator.sub),
+    "htanh_approx": _of_halves(np.tanh),
 }
 FUNCTIONS |= {f"h{name}": _of_halves(getattr(operator, name), bool) for name in ("eq", "ne", "ge", "gt", "le", "lt")}

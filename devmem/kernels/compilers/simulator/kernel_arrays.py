@@ -32,9 +32,10 @@ _INDEX_TYPES = INTEGRAL - {np.bool_}
 class KernelArray:
     """An array in a kernel.
 
-    ``a[i]`` and ``a[i, j]`` are kernel numbers and can be assigned to; fewer indices, and slices, give views.
+    ``a[i]`` and ``a[i, j]`` are kernel numbers and can be assigned to; fewer indices, slices and None give views.
     A negative index counts from the end, unless the simulation reports it; an index out of bounds is reported. Records are
-    `Record`: ``a[i]["x"]``, ``a[i].x``. As on a device, there is no arithmetic with whole arrays.
+    `Record`: ``a[i]["x"]``, ``a[i].x``; ``a["x"]`` and ``a.x`` are the fields of all. As on a device, there is no arithmetic with
+    whole arrays.
     """
 
     __slots__ = ("_data", "shape", "space")
@@ -50,6 +51,8 @@ class KernelArray:
         return f"<{self.space} of shape {self.shape}, dtype {self._data.dtype}>"
 
     def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            return self._field(index)
         key, is_element = self._key(index)
         return kernel_number(self._data[key]) if is_element else self._subarray(key)
 
@@ -58,7 +61,7 @@ class KernelArray:
 
     def __getattr__(self, name: str) -> Any:
         if name in (self._data.dtype.names or ()):
-            return self._with_data(self._data[name])
+            return self._field(name)
         if name in METHODS:
             return partial(METHODS[name], self)
         raise AttributeError(f"an array in a kernel has no {name!r}: {advice.WHOLE}")
@@ -137,6 +140,13 @@ class KernelArray:
         """The same memory as elements of another type."""
         return self._with_data(self._data.view(dtype_of(dtype)))
 
+    def reshape(self, *shape: Any) -> KernelArray:
+        """The same memory, which has to be contiguous, with other lengths; one of them may be -1: what is left."""
+        if not self._data.flags.c_contiguous:
+            raise Misuse("misuse", f"{self!r} is reshaped, and it is not contiguous: index it as it is")
+        lengths = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        return self._reshaped(tuple(map(operator.index, lengths)))
+
     def exchange(self, operation: str, index: Any, operands: tuple[Any, ...]) -> Any:
         """Do an atomic operation on an element; return the old value."""
         key, is_element = self._key(index)
@@ -162,14 +172,22 @@ class KernelArray:
             places = tuple(map(operator.index, parts))
             if all(0 <= at < length for at, length in zip(places, shape, strict=True)):
                 return places, True
+        count = sum(part is not None for part in parts)  # of those that select along an axis
         if Ellipsis in parts:
             at = parts.index(Ellipsis)
-            parts = parts[:at] + (slice(None),) * (len(shape) - len(parts) + 1) + parts[at + 1 :]
-        if len(parts) > len(shape):
-            raise Misuse("out of bounds", f"{len(parts)} indices for {self!r}")
+            parts = parts[:at] + (slice(None),) * (len(shape) - count + 1) + parts[at + 1 :]
+            count = len(shape)
+        if count > len(shape):
+            raise Misuse("out of bounds", f"{count} indices for {self!r}")
         key: list[Any] = []
         is_element = len(parts) == len(shape)
-        for axis, part in enumerate(parts):
+        axis = -1
+        for part in parts:
+            if part is None:
+                key.append(None)  # a new axis of length 1
+                is_element = False
+                continue
+            axis += 1
             if isinstance(part, slice):
                 key.append(self._slice(part, axis))
                 is_element = False
@@ -198,6 +216,17 @@ class KernelArray:
         if ((start or 0) < 0 or (stop or 0) < 0) and _reports_negative():
             raise Misuse("out of bounds", f"slice {start}:{stop} on axis {axis} of {self!r}{advice.NEGATIVE}")
         return slice(start, stop, step)
+
+    def _field(self, name: str) -> KernelArray:
+        if name not in (self._data.dtype.names or ()):
+            raise AttributeError(advice.on_field(name, self._data.dtype))
+        return self._fields(name)
+
+    def _fields(self, name: str) -> KernelArray:
+        return self._with_data(self._data[name])
+
+    def _reshaped(self, shape: tuple[int, ...]) -> KernelArray:
+        return self._with_data(self._data.reshape(shape))
 
     def _subarray(self, key: tuple[Any, ...]) -> KernelArray:
         return self._with_data(self._data[key])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from ...._core.arrays.ndarray import DeviceNDArray
 from ....spi.errors import SimulatorError, UnsupportedError
 from ...functions import DeviceFunction
 from ...names import this_grid
@@ -65,6 +66,9 @@ def check_kernel(function: Callable[..., object], options: Mapping[str, object],
                 _check_options(value.options)
                 waiting.append(value.function)
             elif (helper := python_function(value)) is not None:
+                if not getattr(value, "_can_compile", True):
+                    told = f"{written} has declared types and is compiled for the host alone: leave them out of njit()"
+                    raise _misuse(told, code, line)
                 waiting.append(helper)
             else:
                 _check(value, written, code, line)
@@ -211,6 +215,9 @@ def _check_handlers(code: CodeType) -> None:
 
 
 def _check(value: Any, written: str, code: CodeType, line: int) -> None:
+    if isinstance(value, DeviceNDArray):
+        told = f"{written} is an array of the device, and a global: pass it as an argument, or make it a host array"
+        raise _misuse(told, code, line)
     only = _only_platform(value)
     if only is not None:
         name = str(getattr(value, "__name__", None) or written.rpartition(".")[2])

@@ -96,7 +96,7 @@ class UpdateTrackedArray(KernelArray):
 
     def _store(self, key: tuple[Any, ...], value: Any) -> None:
         super()._store(key, value)
-        if len(key) == len(self.shape) and slice not in map(type, key):
+        if len(key) == len(self.shape) and all(type(place) is int for place in key):
             self._updates.write(self._address(key), self._data[key].tobytes(), self, key)
 
     def _address(self, key: tuple[int, ...]) -> int:

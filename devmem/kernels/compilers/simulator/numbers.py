@@ -50,10 +50,11 @@ def result(name: str, left: Any, right: Any) -> Any:
     operator       integers                                   floats and complex numbers among them
     =============  =========================================  ================================================
     ``+ - *``      int64; uint64 if both are unsigned         as NumPy arrays: float32 with float32, bool, 8-bit
-                                                              integers or int16 stays float32
-    ``// %``       the same                                   the same, of floats
-    ``/``          float64                                    the same
-    ``**``         as ``+``                                   the same, but float32 to an integer is float32
+                                                              integers or int16 stays float32; float16 with
+                                                              float16, bool or int8 stays float16
+    ``// %``       the same                                   the same, of floats; float16 counts as float32
+    ``/``          float64                                    as ``+``
+    ``**``         as ``+``                                   as ``//``, but float32 to an integer is float32
     ``<< >>``      int64; uint64 if the left one is unsigned  none
     ``& | ^``      as ``+``; bool for two bools               none
     comparisons    bool, of the exact values                  bool, in the type of ``+``; order: not for complex
@@ -72,9 +73,14 @@ def result(name: str, left: Any, right: Any) -> Any:
         return np.uint64 if kinds == "uu" or (name in SHIFTS and kinds[0] == "u") else np.int64
     if name not in ARITHMETIC or ("c" in kinds and name in ("floordiv", "mod")):
         return None
+    if name in ("floordiv", "mod", "pow"):
+        left, right = (np.float32 if each is np.float16 else each for each in (left, right))
     if name == "pow" and left is np.float32 and kinds[1] in _INTEGERS:
         return np.float32
-    return np.result_type(*(np.uint32 if each is np.uint16 else each for each in (left, right))).type
+    wider: dict[Any, Any] = {np.uint16: np.uint32}
+    if np.float16 in (left, right):
+        wider[np.uint8] = np.int16  # numba has no safe conversion of it to float16
+    return np.result_type(*(wider.get(each, each) for each in (left, right))).type
 
 
 class Bool(int):
@@ -155,12 +161,12 @@ def _of_method(method: Any) -> Callable[..., Any]:
     return lambda self, *options: kernel_number(method(self, *options))
 
 
-#: Constructors of kernel numbers by NumPy type. Other types, such as float16, stay as they are.
+#: Constructors of kernel numbers by NumPy type. Other types, such as float128, stay as they are.
 TYPES: dict[Any, Any] = {np.bool_: _truth}
 for _width in "8", "16", "32", "64":
     for _name in f"int{_width}", f"uint{_width}":
         TYPES[getattr(np, _name)] = _number(getattr(np, _name))
-for _name in "float32", "float64", "complex64", "complex128":
+for _name in "float16", "float32", "float64", "complex64", "complex128":
     TYPES[getattr(np, _name)] = _number(getattr(np, _name))
 
 _UINT64 = TYPES[np.uint64]
@@ -229,7 +235,7 @@ def _case(name: str, mine: Any, kind: type, reflected: bool) -> tuple[Any, Any]:
     """Constructor of the result for the other operand's type, None if refused; and the type to convert both to first, or None."""
     other = numpy_type(kind)
     left, right = (other, mine.native) if reflected else (mine.native, other)
-    if other is None and issubclass(kind, np.generic):  # such as float16: NumPy's own rules
+    if other is None and issubclass(kind, np.generic):  # such as float128: NumPy's own rules
         return kernel_number, numpy_number
     found = None if other is None else result(name, left, right)
     if found is None:

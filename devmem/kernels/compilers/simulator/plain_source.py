@@ -154,6 +154,8 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         value = self._value(node.func)
         function = value.function if isinstance(value, DeviceFunction) else python_function(value)
+        if isinstance(value, DeviceFunction) and value.signatures:
+            raise Refused(f"it uses {ast.unparse(node.func)}, which has declared types")
         if function is not None:
             given = [ast.Name(AT, ast.Load()), *(self.visit(each) for each in node.args)]
             named = [self.visit(each) for each in node.keywords]

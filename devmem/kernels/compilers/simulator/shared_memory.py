@@ -158,6 +158,8 @@ class WatchedArray(KernelArray):
         self._log = log
 
     def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            return self._field(index)
         key, is_element = self._key(index)
         if not is_element:
             return self._subarray(key)
@@ -170,10 +172,7 @@ class WatchedArray(KernelArray):
         self._log.read(int(self._offsets[key]), self._data.itemsize, self, key)
         return self._data[key]
 
-    def field(self, name: str) -> WatchedArray:
-        """A field of all elements, which are records."""
-        if name not in (self._data.dtype.names or ()):
-            raise AttributeError(advice.on_field(name, self._data.dtype))
+    def _fields(self, name: str) -> WatchedArray:
         data = self._data[name]
         inner = data.shape[self.ndim :]  # of a field that is an array
         within = np.arange(math.prod(inner)).reshape(inner) * data.itemsize
@@ -198,6 +197,9 @@ class WatchedArray(KernelArray):
         if operation != "cas" or before == operands[0]:
             self._written(key)
         return before
+
+    def _reshaped(self, shape: tuple[int, ...]) -> Self:
+        return type(self)(self._data.reshape(shape), self.space, self._offsets.reshape(shape), self._log)
 
     def _subarray(self, key: tuple[Any, ...]) -> Self:
         return type(self)(self._data[key], self.space, self._offsets[key], self._log)
@@ -226,10 +228,10 @@ class WatchedRecord(RecordReference):
         object.__setattr__(self, "_at", at)
 
     def __getitem__(self, name: str) -> Any:
-        return self._array.field(name)[self._at]
+        return self._array._field(name)[self._at]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._array.field(name)[self._at] = value
+        self._array._field(name)[self._at] = value
 
     def __getattr__(self, name: str) -> Any:
         if name not in (self._array.dtype.names or ()):
