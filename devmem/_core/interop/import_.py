@@ -38,6 +38,7 @@ from ..base.layout import Shape, new_host
 from ..device.device import checked_device, current_open_device, open_devices
 from ..device.open_device import OpenDevice
 from ..lifetime.allocation import ForeignAllocation
+from ..memory.device_access import known_bytes
 from ..ordering.stream import Stream
 from .dlpack import DEVICE_NAMES, HOST_TYPES, IS_COPIED, READ_ONLY, VERSION, Layout, check_address, layout_of, take
 from .dlpack_types import has_type
@@ -350,14 +351,11 @@ def _open_device_of_memory(low: int, nbytes: int, obj: object) -> OpenDevice:
 
 def _check_memory(driver: FullDriver, low: int, nbytes: int, obj: object, error: type[Exception]) -> None:
     """Raise unless the entered driver knows all of the memory, which may consist of several adjacent allocations."""
-    at = low
-    while at < low + nbytes:
-        found = driver.pointer_range(at)
-        if found is None or found[0] + found[1] <= at:
-            beyond = f"reaches {exact_size(low + nbytes - at)} further than that" if at > low else "is no memory"
-            what = f"{exact_size(nbytes)} at {low:#x}, which {beyond} on {driver.info.name}"
-            raise error(f"{_type(obj)} says that it has {what}")
-        at = found[0] + found[1]
+    known = known_bytes(driver, low, nbytes)
+    if known < nbytes:
+        beyond = f"reaches {exact_size(nbytes - known)} further than that" if known else "is no memory"
+        what = f"{exact_size(nbytes)} at {low:#x}, which {beyond} on {driver.info.name}"
+        raise error(f"{_type(obj)} says that it has {what}")
 
 
 def _type(obj: object) -> str:

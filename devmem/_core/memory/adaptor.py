@@ -59,7 +59,7 @@ class Adaptor:
         if already_bound(self, self.driver, driver, "stack"):
             return
         tell(self.upstream, "bind", driver)
-        below = self.upstream if is_ours(self.upstream) else Boundary(self.upstream)
+        below = self.upstream if is_ours(self.upstream) else Boundary(self.upstream, driver=driver)
         self._allocate, self._deallocate = below.allocate, below.deallocate
         self.driver = driver
 

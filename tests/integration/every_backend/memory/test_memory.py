@@ -232,6 +232,67 @@ def test_a_resource_that_gives_one_address_twice_is_caught():
         d.free()
 
 
+class Planned(Counting):
+    """One that returns the addresses of a list first; what is none of the driver's is not given back."""
+
+    def __init__(self):
+        super().__init__()
+        self.planned = []
+
+    def allocate(self, nbytes, stream):
+        return self.planned.pop(0) if self.planned else super().allocate(nbytes, stream)
+
+
+@pytest.mark.parametrize("make", [lambda below: below, dm.memory.Statistics])
+@pytest.mark.parametrize(("shift", "nbytes"), [(10, 100), (-10, 20), (-10, 1000), (499, 1)])
+def test_blocks_that_share_bytes_are_caught(make, shift, nbytes):
+    below = Planned()
+    with dm.use_memory(make(below)):
+        others = [dm.device_array(8, "u1") for _ in range(5)]
+        block = dm.device_array(500, "u1")
+        below.planned = [block.ptr + shift]
+        with pytest.raises(dm.PluginError, match=rf"some of which it gave out before \(500 bytes at {block.ptr:#x}\)"):
+            dm.device_array(nbytes, "u1")
+        del others[::2]
+        dm.trim()
+        assert dm.device_array(500, "u1").ptr not in (block.ptr, *(each.ptr for each in others))
+        block.free()
+        others += [dm.device_array(500, "u1") for _ in range(3)]  # its address again, perhaps
+
+
+@pytest.fixture
+def asked(device):
+    if not device.opened().handle.checks_memory:
+        pytest.skip(f"{device} cannot say what is its memory")
+
+
+@pytest.mark.parametrize("make", [lambda below: below, dm.memory.Scrub, dm.memory.Statistics, PoolMemory])
+@pytest.mark.parametrize("address", [4096, 1 << 47, "the host's", "too short"])
+def test_a_resource_that_returns_no_memory_is_told_by_its_name(asked, make, address):
+    below = Planned()
+    with dm.use_memory(DriverMemory()):
+        short = dm.device_array(64, "u1")
+    host = np.zeros(100)
+    below.planned = [{"the host's": host.ctypes.data, "too short": short.ptr}.get(address, address)]
+    with dm.use_memory(make(below)):
+        with pytest.raises(dm.PluginError, match=r"Planned object .* knows .* or was freed \(from .*test_memory"):
+            dm.device_array(1 << 20, "u1")
+        assert (dm.zeros(3).copy_to_host() == 0).all()
+    dm.trim()
+
+
+def test_a_block_that_its_resource_has_freed_by_itself_does_not_fail_each_trim(asked):
+    below = Counting()
+    with dm.use_memory(dm.memory.Scrub(below)):
+        d = dm.device_array(1000, "u1")
+        with d.device.entered():
+            below.upstream.deallocate(d.ptr, 1000, 1)
+        with pytest.raises(dm.BackendError):
+            d.free()
+        dm.trim()
+        dm.zeros(3)
+
+
 def test_a_resource_serves_one_device(second):
     mine = DriverMemory()
     with dm.use_memory(mine):
