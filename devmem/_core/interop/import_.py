@@ -31,7 +31,7 @@ from ...spi.errors import ConfigError, LayoutError, UnsupportedError
 from ...spi.sizes import exact_size
 from ...spi.types import PER_THREAD_STREAM
 from ..base.address import bytes_at
-from ..base.arguments import integers_of
+from ..base.arguments import foreign_attribute, integers_of
 from ..base.config import settings
 from ..base.device_handle import CurrentDevice
 from ..base.layout import Shape, new_host
@@ -61,11 +61,11 @@ def device_memory(obj: object) -> Parts | None:
         try:
             return by_dlpack(obj, device)
         except BufferError:
-            interface = _interface_of(obj)
+            interface = foreign_attribute(obj, "__cuda_array_interface__")
             if not _is_beyond_dlpack(interface):
                 raise
     else:
-        interface = _interface_of(obj)
+        interface = foreign_attribute(obj, "__cuda_array_interface__")
     return None if interface is None else _by_interface(obj, interface)
 
 
@@ -75,7 +75,7 @@ def has_device_memory(obj: object) -> bool:
         return False
     if is_tensor(obj):
         return device_of_tensor(obj)[0] not in HOST_TYPES
-    return _interface_of(obj) is not None
+    return foreign_attribute(obj, "__cuda_array_interface__") is not None
 
 
 # -- DLPack ------------------------------------------------------------------------------------------------------------
@@ -210,14 +210,6 @@ def open_device_of_type(kind: int, number: int) -> OpenDevice:
 
 
 # -- the CUDA Array Interface ------------------------------------------------------------------------------------------
-
-
-def _interface_of(obj: object) -> Any:
-    """The CUDA Array Interface of an object; None if it has none, or the property raises."""
-    try:
-        return getattr(obj, "__cuda_array_interface__", None)
-    except Exception:
-        return None
 
 
 def _is_beyond_dlpack(interface: Any) -> bool:
