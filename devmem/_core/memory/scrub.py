@@ -43,10 +43,13 @@ class Scrub(Adaptor):
         if not isinstance(byte, int) or not 0 <= byte <= 255:
             raise ConfigError(f"memory is filled with a byte from 0 to 255, not with {byte!r}")
         self.byte = byte
-        #: Blocks that could not be filled: address and bytes. Each step on the list is atomic.
-        self.withheld: list[tuple[int, int]] = []
         self._waits = True
         self._access: MemoryAccess
+        self._start()
+
+    def _start(self) -> None:
+        #: Blocks that could not be filled: address and bytes. Each step on the list is atomic.
+        self.withheld: list[tuple[int, int]] = []
 
     def bind(self, driver: Driver) -> None:
         """Take the device that fills."""

@@ -852,15 +852,58 @@ def test_running_out_says_how_to_learn_who_holds_most():
 
 @pytest.mark.parametrize("make", [DriverMemory, PoolMemory, lambda: dm.memory.Statistics(DriverMemory())])
 @pytest.mark.parametrize("end", [dm.reset, dm.close])
-def test_a_stack_of_a_device_that_was_reset_says_so(make, end):
+def test_a_stack_of_a_device_that_was_reset_serves_the_next(make, end):
     stack = make()
+    for _ in range(3):
+        with dm.use_memory(stack):
+            array, dropped = dm.to_device(np.arange(3)), dm.zeros(1000)
+            dropped.free()
+            with dm.use_memory(stack):
+                other = dm.zeros(5)
+            assert dm.memory_info().live == 24 + 40
+            if isinstance(stack, dm.memory.Statistics):
+                assert (stack.current_count, stack.total_count) == (2, 3)
+            end()
+            with pytest.raises(dm.ClosedError):
+                array.copy_to_host()
+        del array, other
+        assert dm.memory_info().live == 0
+
+
+@pytest.mark.parametrize(
+    "make", [dm.memory.Guard, dm.memory.Scrub, lambda below: dm.memory.Limit(below, MIB), PoolMemory]
+)
+def test_what_a_stack_knew_ends_with_its_device(make):
+    """Also where it is wrong, as an interrupt may leave it."""
+    stack = make(dm.memory.Statistics(DriverMemory()))
+    with dm.use_memory(stack), dm.zeros(1000).device.entered():
+        stack.allocate(100_000, 1)  # what nobody gives back
+    dm.reset()
     with dm.use_memory(stack):
-        dm.device_array(3)
-    end()
-    with pytest.raises(dm.ClosedError, match=r"as it was before it was reset or closed: make a new (stack|resource)"):
-        dm.use_memory(stack)
-    with dm.use_memory(make()):
-        dm.device_array(3)
+        array = dm.zeros(10)
+        assert stack.cached_bytes < 3 * MIB
+        assert getattr(stack, "current_bytes", 80) == 80
+        assert stack.upstream.current_count == 1
+        array.free()
+    dm.trim()
+    assert (stack.cached_bytes, stack.upstream.current_bytes) == (0, 0)
+
+
+def test_a_stack_whose_memory_is_still_in_use_is_not_bound_to_the_next_device(need_kind):
+    need_kind("pinned")
+    stack = dm.memory.PinnedPool()
+    with dm.use_memory(stack, kind="pinned"):
+        array = dm.pinned_array(1000)
+    dm.reset()
+    with pytest.raises(
+        dm.ClosedError, match=r"before it was reset or closed, and some of its memory is still in use: make a new"
+    ):
+        dm.use_memory(stack, kind="pinned")
+    del array
+    gc.collect()
+    dm.trim()
+    with dm.use_memory(stack, kind="pinned"):
+        assert dm.pinned_array(3).nbytes == 24
 
 
 def test_memory_info_counts_while_other_threads_drop(monkeypatch):
