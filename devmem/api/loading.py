@@ -63,7 +63,7 @@ def prefetch(
         copy of the caller's context. Page-locked arrays are read until their item is handed over and its copies are done;
         pageable ones have been read before the iterable is asked for the next item.
     depth : int
-        How many items are uploaded at most, and not handed over yet.
+        How many items are uploaded at most, and not handed over yet: 1 to 65,536.
     stream : stream, optional
         Where the caller uses the arrays, which are bound to it. Not given: the stream that is current at each step.
     device : Device, int or str, optional
@@ -79,7 +79,7 @@ def prefetch(
     Raises
     ------
     LayoutError
-        ``depth`` is less than 1.
+        ``depth`` is less than 1, or more than 65,536.
     TypeError
         It is no iterable of batches, but one batch in a mapping, or text; or an item is text, as a file's name is.
     Exception

@@ -18,11 +18,11 @@ def mappings() -> Iterator[list[str]]:
         yield line.split(maxsplit=5)
 
 
-def is_read_only(start: int, end: int) -> bool:
-    """Whether memory is mapped, and no part of it may be written to."""
+def permissions_of(start: int, end: int) -> set[str]:
+    """How parts of this memory are mapped, for reading and writing: ``rw``, ``r-`` and the like."""
     permissions = set()
     for addresses, permission, *_ in mappings():
         low, high = (int(each, 16) for each in addresses.split("-"))
         if low < end and high > start:
             permissions.add(permission[:2])
-    return permissions == {"r-"}
+    return permissions

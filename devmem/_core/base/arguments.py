@@ -172,6 +172,14 @@ def check_same(
         )
 
 
+def foreign_attribute(obj: object, name: str) -> Any:
+    """An attribute of another library's object; None if it has none, or its property raises, which counts as absent."""
+    try:
+        return getattr(obj, name, None)
+    except Exception:
+        return None
+
+
 def order_of(order: object, allowed: str) -> Any:
     """One of the allowed letters; as Any, because NumPy's methods are typed to take literals."""
     if not isinstance(order, str) or order not in tuple(allowed):

@@ -162,7 +162,7 @@ class DeviceHandle(HandleState):
         # Host memory that every program can read is one device for DLPack, however many devices the backend plays.
         self.is_host = exchange.device_type == CPU
         #: Whether memory of other libraries is the device's only where its driver says so.
-        self.checks_memory = self.knows_pointers and not self.is_host and not self.info.coherence
+        self.checks_memory = checks_memory(self.info)
         self.dlpack_device = exchange.device_type, 0 if self.is_host else self.info.ordinal
         self.stream_numbers = {handle: number for number, handle in (exchange.streams or {}).items()}
         self.legacy_number = self.stream_numbers.get(LEGACY_STREAM)
@@ -233,6 +233,11 @@ def _dead_or_over(
     ended: DevmemError = ENDED,
 ) -> DevmemError | None:
     return dead(handle) or (ended if is_finalizing() else None)
+
+
+def checks_memory(info: DeviceInfo) -> bool:
+    """Whether memory that devmem did not allocate is the device's only where its driver says so."""
+    return Capability.POINTER_INFO in info.capabilities and info.exchange.device_type != CPU and not info.coherence
 
 
 class LastHandle(DeviceHandle):

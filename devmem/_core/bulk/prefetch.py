@@ -45,6 +45,8 @@ T = TypeVar("T")
 
 #: Seconds that the interpreter's exit waits for a thread that is in the middle of a copy.
 PATIENCE = 2.0
+#: Items that may be on their way: each has a place of its own, which is made at the beginning.
+MOST_ITEMS = 1 << 16
 
 
 class _Item(NamedTuple):
@@ -82,8 +84,8 @@ class Prefetcher(Generic[T]):
         self, iterable: Iterable[Any], depth: int = 2, stream: StreamLike = 0, device: DeviceLike = None
     ) -> None:
         count = operator.index(depth)
-        if count < 1:
-            raise LayoutError(f"prefetch(depth={depth}): at least one item is on its way")
+        if not 1 <= count <= MOST_ITEMS:
+            raise LayoutError(f"prefetch(depth={depth}): at least one item is on its way, and {MOST_ITEMS:,} at most")
         if isinstance(iterable, Mapping):
             raise TypeError(
                 f"prefetch() takes an iterable of batches, and a {type(iterable).__name__} gives its keys: for one batch give "

@@ -240,6 +240,7 @@ def close_left_open() -> None:
                     opened.take_back_lent(driver)
             finally:
                 if not opened.memory.lent_blocks():
+                    opened.memory.unbind(driver)
                     ended = opened.page_locks.close_later(driver)
                     if not ended:
                         ended = True

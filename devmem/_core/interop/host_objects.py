@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...spi.errors import LayoutError
+from ..base.arguments import foreign_attribute
 from ..base.layout import MAX_AXES, new_host
 from .dlpack import HOST_TYPES
 from .import_ import device_of_tensor, host_tensor, is_tensor
@@ -93,10 +94,7 @@ def _says_mask(obj: object, depth: int = MAX_AXES) -> bool:
         return False
     if issubclass(kind, np.ndarray):
         return hasattr(kind, "mask")
-    try:
-        described = getattr(obj, "__array_interface__", None)
-    except Exception:  # counts as absent, as for all who import it
-        return False
+    described = foreign_attribute(obj, "__array_interface__")
     if isinstance(described, dict):
         return described.get("mask") is not None
     items = _items(obj) if depth else ()

@@ -31,13 +31,14 @@ from ...spi.errors import ConfigError, LayoutError, UnsupportedError
 from ...spi.sizes import exact_size
 from ...spi.types import PER_THREAD_STREAM
 from ..base.address import bytes_at
-from ..base.arguments import integers_of
+from ..base.arguments import foreign_attribute, integers_of
 from ..base.config import settings
 from ..base.device_handle import CurrentDevice
 from ..base.layout import Shape, new_host
 from ..device.device import checked_device, current_open_device, open_devices
 from ..device.open_device import OpenDevice
 from ..lifetime.allocation import ForeignAllocation
+from ..memory.device_access import known_bytes
 from ..ordering.stream import Stream
 from .dlpack import DEVICE_NAMES, HOST_TYPES, IS_COPIED, READ_ONLY, VERSION, Layout, check_address, layout_of, take
 from .dlpack_types import has_type
@@ -60,11 +61,11 @@ def device_memory(obj: object) -> Parts | None:
         try:
             return by_dlpack(obj, device)
         except BufferError:
-            interface = _interface_of(obj)
+            interface = foreign_attribute(obj, "__cuda_array_interface__")
             if not _is_beyond_dlpack(interface):
                 raise
     else:
-        interface = _interface_of(obj)
+        interface = foreign_attribute(obj, "__cuda_array_interface__")
     return None if interface is None else _by_interface(obj, interface)
 
 
@@ -74,7 +75,7 @@ def has_device_memory(obj: object) -> bool:
         return False
     if is_tensor(obj):
         return device_of_tensor(obj)[0] not in HOST_TYPES
-    return _interface_of(obj) is not None
+    return foreign_attribute(obj, "__cuda_array_interface__") is not None
 
 
 # -- DLPack ------------------------------------------------------------------------------------------------------------
@@ -211,14 +212,6 @@ def open_device_of_type(kind: int, number: int) -> OpenDevice:
 # -- the CUDA Array Interface ------------------------------------------------------------------------------------------
 
 
-def _interface_of(obj: object) -> Any:
-    """The CUDA Array Interface of an object; None if it has none, or the property raises."""
-    try:
-        return getattr(obj, "__cuda_array_interface__", None)
-    except Exception:
-        return None
-
-
 def _is_beyond_dlpack(interface: Any) -> bool:
     """Whether an interface describes elements that DLPack has no type for.
 
@@ -350,14 +343,11 @@ def _open_device_of_memory(low: int, nbytes: int, obj: object) -> OpenDevice:
 
 def _check_memory(driver: FullDriver, low: int, nbytes: int, obj: object, error: type[Exception]) -> None:
     """Raise unless the entered driver knows all of the memory, which may consist of several adjacent allocations."""
-    at = low
-    while at < low + nbytes:
-        found = driver.pointer_range(at)
-        if found is None or found[0] + found[1] <= at:
-            beyond = f"reaches {exact_size(low + nbytes - at)} further than that" if at > low else "is no memory"
-            what = f"{exact_size(nbytes)} at {low:#x}, which {beyond} on {driver.info.name}"
-            raise error(f"{_type(obj)} says that it has {what}")
-        at = found[0] + found[1]
+    known = known_bytes(driver, low, nbytes)
+    if known < nbytes:
+        beyond = f"reaches {exact_size(nbytes - known)} further than that" if known else "is no memory"
+        what = f"{exact_size(nbytes)} at {low:#x}, which {beyond} on {driver.info.name}"
+        raise error(f"{_type(obj)} says that it has {what}")
 
 
 def _type(obj: object) -> str:

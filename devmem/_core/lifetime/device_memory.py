@@ -20,6 +20,7 @@ from functools import partial
 from threading import get_ident
 from typing import Any
 
+from ...spi.driver import Driver
 from ...spi.errors import DevmemError, DevmemWarning, OutOfMemory
 from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM, AllocFlags, Capability, HostMemoryInfo, MemoryInfo, MemoryKind
@@ -30,7 +31,7 @@ from ..base.interrupts import CannotWait
 from ..base.scopes import Scope, ScopeVariable, deferral
 from ..memory import default_host_resource, default_resource, of_kind, prepare, resource_of
 from ..memory.adaptor import cached_in, chain, kept_by, part_with, stream_tables
-from ..memory.foreign import tell
+from ..memory.foreign import is_ours, tell
 from ..memory.heap import Block, Heap
 from ..ordering.stream import Stream
 from .allocation import Allocation, ForeignAllocation, owned
@@ -377,6 +378,13 @@ class DeviceMemory:
                         first.attempt(item.heap.give_back, item, LEGACY_STREAM)  # its stream was destroyed
             for heap in self.heaps if not lost else ():
                 first.attempt(heap.trim, 0)
+
+    def unbind(self, driver: Driver) -> None:
+        """Let each part of the stacks go that is bound to the driver, which has all its memory back: it may be bound anew."""
+        resources = [heap.resource for heap in self.all_heaps()] + [each() for each in self._forgotten]
+        for part in (part for resource in resources for part in chain(resource)):
+            if is_ours(part) and getattr(part, "driver", None) is driver and hasattr(part, "unbind"):
+                part.unbind()
 
     def lent_blocks(self) -> int:
         """How many blocks the host, or another library, may still use."""

@@ -66,9 +66,18 @@ class Adaptor:
         if already_bound(self, self.driver, driver, "stack"):
             return
         tell(self.upstream, "bind", driver)
-        below = self.upstream if is_ours(self.upstream) else Boundary(self.upstream)
+        below = self.upstream if is_ours(self.upstream) else Boundary(self.upstream, driver=driver)
         self._allocate, self._deallocate = below.allocate, below.deallocate
+        self._start()
         self.driver = driver
+
+    def unbind(self) -> None:
+        """Let go of a device that was closed, to which nothing of this stack is out; it may be bound again."""
+        self.driver = None
+        self._allocate = self._deallocate = unbound
+
+    def _start(self) -> None:
+        """Count from zero: nothing is out. Called when it is made, and each time it is bound."""
 
     def allocate(self, nbytes: int, stream: int) -> int:
         """As the upstream does."""

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import ctypes
 from mmap import mmap
+from typing import cast
 
 import numpy as np
 
-from ...spi.driver import Driver, SupportsCapture
+from ...spi.driver import Driver, SupportsCapture, SupportsPointerInfo
 from ...spi.errors import BackendError
 from ...spi.types import Capability, CopyKind, MemoryKind
 from ..base.address import address
+from ..base.device_handle import checks_memory
 
 #: Bytes that are read at a time.
 CHUNK = 1 << 20
+
+
+def known_bytes(driver: SupportsPointerInfo, low: int, nbytes: int) -> int:
+    """How many bytes from an address on the entered driver knows as memory, ``nbytes`` at most: of several allocations, too."""
+    at = low
+    while at < low + nbytes:
+        found = driver.pointer_range(at)
+        if found is None or found[0] + found[1] <= at:
+            return at - low
+        at = found[0] + found[1]
+    return nbytes
 
 
 class MemoryAccess:
@@ -34,6 +47,14 @@ class MemoryAccess:
         try:
             return self._capture is not None and self._capture.capturing(stream)
         except BackendError:  # the next call of the driver fails too, where it can be dealt with
+            return False
+
+    def is_gone(self, ptr: int, nbytes: int) -> bool:
+        """Whether the driver says that some of this is no memory, or no more."""
+        try:
+            asked = not self.host and checks_memory(self.driver.info)
+            return asked and known_bytes(cast(SupportsPointerInfo, self.driver), ptr, nbytes) < nbytes
+        except BackendError:
             return False
 
     def fill(self, ptr: int, byte: int, nbytes: int, stream: int) -> None:

@@ -63,6 +63,11 @@ class _Direct(ABC):
         self._take_verbs(driver)
         self.driver = driver
 
+    def unbind(self) -> None:
+        """Let go of a device that was closed, and has freed all that was out; another may be bound."""
+        self.driver = None
+        self.allocate = self.deallocate = unbound
+
     @abstractmethod
     def _take_verbs(self, driver: Driver) -> None:
         """Set ``allocate`` and ``deallocate``."""
@@ -126,6 +131,7 @@ class VirtualMemory(_Direct):
             raise UnsupportedError(
                 f"VirtualMemory(fabric=True) needs a device with fabric handles, which {info.name} has not: use VirtualMemory()"
             )
+        self.exported.clear()
         self.allocate = partial(driver.virtual_alloc, fabric=self.fabric)
         self.deallocate = partial(_free_exported, self.exported, driver.virtual_free)
 
@@ -314,8 +320,8 @@ def already_bound(resource: object, bound: Driver | None, driver: Driver, what: 
     old, new = (f"{each.info.backend}:{each.info.ordinal}" for each in (bound, driver))
     if old == new:  # a device has one driver at a time
         raise ClosedError(
-            f"{resource!r} is bound to {old} as it was before it was reset or closed: make a new {what}, and give that to "
-            f"use_memory()"
+            f"{resource!r} is bound to {old} as it was before it was reset or closed, and some of its memory is still in "
+            f"use: make a new {what} and give that to use_memory(), or drop the memory and call trim()"
         )
     raise DevmemError(f"{resource!r} is bound to a device already, {old}: make another {what} for {new}")
 

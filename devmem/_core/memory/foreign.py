@@ -4,15 +4,21 @@
 from __future__ import annotations
 
 import inspect
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection
 from functools import lru_cache
 from types import CodeType, TracebackType
+from typing import cast
 
 from ...spi import SPI_VERSION
+from ...spi.driver import Driver, FullDriver
 from ...spi.errors import DevmemError, PluginError
 from ...spi.memory import MemoryResource
 from ...spi.sizes import exact_size
+from ...spi.types import MemoryKind
+from ..base.device_handle import checks_memory
 from ..base.interrupts import calls_verb
+from .device_access import known_bytes
 
 #: What each method must take, positionally. A resource need not have the last three.
 METHODS = {
@@ -29,13 +35,19 @@ FACTS = ("stream_ordered", "cached_bytes", "largest_free_block", "kind")
 class Boundary:
     """The verbs of a third-party resource, where code of ours calls it: an adaptor that stands over it, or a heap.
 
-    What it returns is checked, and what it raises is explained.
+    What it returns is checked, and what it raises is explained. ``driver``: the device's, which is asked of each block of its
+    memory whether it is any.
     """
 
-    def __init__(self, resource: MemoryResource, place: str = "") -> None:
+    def __init__(self, resource: MemoryResource, place: str = "", driver: Driver | None = None) -> None:
         self.resource = resource
         self.place = place
+        asked = driver is not None and checks_memory(driver.info)
+        of_device = getattr(resource, "kind", MemoryKind.DEVICE) == MemoryKind.DEVICE
+        self.driver = cast(FullDriver, driver) if asked and of_device else None
         self.live: dict[int, int] = {}
+        #: The same addresses in order, to find neighbours. Each step is atomic; where threads meet, one may be out for a moment.
+        self.starts: list[int] = []
 
     @calls_verb
     def allocate(self, nbytes: int, stream: int) -> int:
@@ -46,18 +58,25 @@ class Boundary:
             explain(error, self.resource, f"allocate of {exact_size(nbytes)}{self.place}")
             raise
         self.live[self._checked(ptr, nbytes)] = nbytes
+        insort(self.starts, ptr)
         return ptr
 
     @calls_verb
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Give the block back to the resource."""
         # Forgotten first: once it is given back, another thread may be handed the address.
-        self.live.pop(ptr, None)
+        if self.live.pop(ptr, None) is not None:
+            self._forget(ptr)
         try:
             self.resource.deallocate(ptr, nbytes, stream)
         except (Exception, SystemExit) as error:
             explain(error, self.resource, f"deallocate of {exact_size(nbytes)}{self.place}")
             raise
+
+    def _forget(self, ptr: int) -> None:
+        starts = self.starts
+        while (at := bisect_left(starts, ptr)) < len(starts) and (found := starts.pop(at)) != ptr:
+            insort(starts, found)  # another thread has moved them meanwhile
 
     def _checked(self, ptr: object, nbytes: int) -> int:
         resource = self.resource
@@ -68,12 +87,28 @@ class Boundary:
                 f"returned the address {ptr:#x} for {exact_size(nbytes)}, which it gave out before "
                 f"({exact_size(self.live[ptr])}) and which was not returned"
             )
+        elif shared := self._neighbours(ptr, nbytes):
+            problem = (
+                f"returned {ptr:#x} for {exact_size(nbytes)}, some of which it gave out before "
+                f"({exact_size(self.live.get(shared[0], 0))} at {shared[0]:#x}) and which were not returned"
+            )
+        elif self.driver is not None and (known := known_bytes(self.driver, ptr, nbytes)) < nbytes:
+            problem = (
+                f"returned {ptr:#x} for {exact_size(nbytes)}, of which {self.driver.info.name} knows {exact_size(known)}: "
+                f"the rest is no memory of its, or was freed"
+            )
         else:
             return ptr
         origin = defined_at(getattr(resource, "allocate", None) or type(resource))
         raise PluginError(
             f"the memory resource {resource!r} {problem} (from {package_of(type(resource).__module__)}{origin})"
         )
+
+    def _neighbours(self, ptr: int, nbytes: int) -> list[int]:
+        """Addresses of live blocks that share bytes with these."""
+        at = bisect_right(self.starts, ptr)
+        near = self.starts[max(at - 1, 0) : at + 1]
+        return [each for each in near if each < ptr + nbytes and each + self.live.get(each, 0) > ptr]
 
 
 def is_ours(resource: object) -> bool:

@@ -99,13 +99,16 @@ class Guard(Adaptor):
             raise ConfigError(f"Guard(redzone={redzone!r}): a red zone has at most {MAX_REDZONE} bytes")
         self.quarantine_bytes = parse_size(quarantine_bytes)
         self.reports: list[str] = []
+        self._checks: set[object] = set()
+        self._waits = True
+        self._access: MemoryAccess
+        self._start()
+
+    def _start(self) -> None:
         self._live: dict[int, _Block] = {}
         self._kept: OrderedDict[int, _Block] = OrderedDict()
         self._kept_bytes = 0
         self._gone: OrderedDict[int, _Block] = OrderedDict()
-        self._checks: set[object] = set()
-        self._waits = True
-        self._access: MemoryAccess
 
     def bind(self, driver: Driver) -> None:
         """Take the device that fills and reads."""

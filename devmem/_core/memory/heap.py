@@ -47,7 +47,7 @@ class Heap:
         self.resource = resource
         self.kind = kind
         # Bound methods, looked up once: for a plain resource they are the driver's own.
-        verbs = resource if is_ours(resource) else Boundary(resource, f" on {handle.device}")
+        verbs = resource if is_ours(resource) else Boundary(resource, f" on {handle.device}", handle.driver)
         self.allocate = verbs.allocate
         self.deallocate = verbs.deallocate
         self.trim: Callable[[int], object] = partial(tell, resource, "trim")

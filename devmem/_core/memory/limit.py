@@ -42,9 +42,12 @@ class Limit(Adaptor):
             )
         super().__init__(upstream)
         self.max_bytes = check_size(max_bytes)
+        self._most = 0
+        self._start()
+
+    def _start(self) -> None:
         #: Bytes in use.
         self.current_bytes = 0
-        self._most = 0
 
     def bind(self, driver: Driver) -> None:
         """Take the device; a share of its memory becomes a number of bytes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...spi.driver import Driver
-from ...spi.errors import ConfigError
+from ...spi.errors import BackendError, ConfigError
 from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM, MemoryKind
 from ...toolkit.deferred_errors import FirstError
@@ -19,8 +19,8 @@ class Scrub(Adaptor):
     does not wait for it; over any other the call returns when the fill is done, because such an upstream may give the block to
     another stream at once. Put it above a pool: below, only what the pool itself gives back would be filled.
 
-    Where a fill fails, ``deallocate`` raises and the block is withheld: the next ``trim`` tries again. So is a block that comes
-    back on a stream that is capturing a graph, where nothing is filled before the graph runs.
+    Where a fill fails, ``deallocate`` raises and the block is withheld: the next ``trim`` tries again, unless the driver knows no
+    such memory. So is a block that comes back on a stream that captures a graph, where nothing is filled before the graph runs.
 
     Parameters
     ----------
@@ -43,10 +43,13 @@ class Scrub(Adaptor):
         if not isinstance(byte, int) or not 0 <= byte <= 255:
             raise ConfigError(f"memory is filled with a byte from 0 to 255, not with {byte!r}")
         self.byte = byte
-        #: Blocks that could not be filled: address and bytes. Each step on the list is atomic.
-        self.withheld: list[tuple[int, int]] = []
         self._waits = True
         self._access: MemoryAccess
+        self._start()
+
+    def _start(self) -> None:
+        #: Blocks that could not be filled: address and bytes. Each step on the list is atomic.
+        self.withheld: list[tuple[int, int]] = []
 
     def bind(self, driver: Driver) -> None:
         """Take the device that fills."""
@@ -73,6 +76,11 @@ class Scrub(Adaptor):
             if not self._access.capturing(stream):
                 self._wipe(ptr, nbytes, stream)
                 wiped = True
+        except BackendError:
+            if self._access.is_gone(ptr, nbytes):  # no later attempt could fill it
+                wiped = True
+                self._deallocate(ptr, nbytes, stream)
+            raise
         finally:
             if not wiped:
                 self.withheld.append((ptr, nbytes))

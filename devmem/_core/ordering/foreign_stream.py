@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 
 from ...spi.errors import UnsupportedError
+from ..base.arguments import foreign_attribute
 
 
 def foreign_handle(stream: object) -> int | None:
@@ -18,7 +19,7 @@ def foreign_handle(stream: object) -> int | None:
     UnsupportedError
         It speaks a newer protocol.
     """
-    protocol = getattr(stream, "__cuda_stream__", None)
+    protocol = foreign_attribute(stream, "__cuda_stream__")
     if protocol is not None:
         answer = protocol() if callable(protocol) else protocol
         try:
@@ -35,7 +36,7 @@ def foreign_handle(stream: object) -> int | None:
     try:
         return operator.index(stream)  # type: ignore[arg-type]
     except TypeError:
-        named = getattr(stream, "cuda_stream", None)
+        named = foreign_attribute(stream, "cuda_stream")
         if type(named) is int:
             return named
         kind = type(stream)

@@ -13,7 +13,7 @@ from ..._native import core
 from ...spi.errors import ClosedError, LayoutError, UnsupportedError
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability
 from ...toolkit.deferred_errors import FirstError
-from ..base.arguments import priority_of
+from ..base.arguments import foreign_attribute, priority_of
 from ..base.config import DefaultStream, settings
 from ..base.device_handle import CurrentDevice, DeviceHandle
 from ..base.interrupts import CannotWait
@@ -119,7 +119,7 @@ class StreamTable:
                     f"`with devmem.device({str(device)!r}):`"
                 )
             return self._of_this_thread(stream) if stream.is_default and not stream.plain else stream
-        if hasattr(stream, "__cuda_stream__"):
+        if foreign_attribute(stream, "__cuda_stream__") is not None:
             return self.external_stream(stream)
         try:
             if isinstance(stream, bool):

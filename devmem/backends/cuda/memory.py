@@ -12,7 +12,7 @@ from cuda.bindings import driver as cu
 from ...spi.errors import BackendError, DeviceLost, OutOfMemory, UnsupportedError
 from ...spi.types import AllocFlags, MemoryKind, Place, PlaceKind
 from ...toolkit.driver_parts import DriverState
-from ...toolkit.mappings import is_read_only
+from ...toolkit.mappings import permissions_of
 from ...toolkit.memory import IPC_HANDLE_BYTES, MemoryPool
 from ...toolkit.numa import near_node
 from ...toolkit.vendor_functions import INVALID_VALUE
@@ -147,10 +147,13 @@ class Memory(VirtualMemory):
         try:
             self._lock(ptr, nbytes, flags)
         except BackendError as error:
-            # What is mapped read-only needs a flag, which not every device takes.
-            if isinstance(error, DeviceLost | OutOfMemory) or not is_read_only(ptr, ptr + nbytes):
+            permissions = permissions_of(ptr, ptr + nbytes)
+            if isinstance(error, DeviceLost | OutOfMemory) or "r-" not in permissions:
                 raise
-            self._lock(ptr, nbytes, flags | READ_ONLY)
+            if len(permissions) > 1:
+                error.add_note("some of this memory is mapped read-only, and some not: register each part by itself")
+                raise
+            self._lock(ptr, nbytes, flags | READ_ONLY)  # which not every device takes
 
     def _lock(self, ptr: int, nbytes: int, flags: int) -> None:
         lock, unlock = self._recorded.MemHostRegister, self._functions.MemHostUnregister

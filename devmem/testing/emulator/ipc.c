@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MAGIC 0x64656d656d697063u
@@ -56,6 +57,12 @@ static status map_exported(const struct export_record *record, struct block *blo
 {
     int file = open_exported(record);
     if (file < 0) return MAP_FAILED_STATUS;
+    /* A forged handle must not reach behind the file's end: the pages there can be mapped, and not touched. */
+    struct stat found;
+    if (fstat(file, &found) || record->offset > (uint64_t)found.st_size || record->bytes > (uint64_t)found.st_size - record->offset) {
+        close(file);
+        return MAP_FAILED_STATUS;
+    }
     uint64_t skip = record->offset % PAGE;
     size_t bytes = record->bytes + skip;
     void *reserved = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, file, (off_t)(record->offset - skip));

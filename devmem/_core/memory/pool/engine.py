@@ -39,7 +39,11 @@ class Pool(Adaptor, ABC):
     def __init__(self, upstream: MemoryResource | None, *, whole_blocks: bool) -> None:
         super().__init__(upstream)
         self._limit = sys.maxsize
-        self._lists = FreeLists(self._lock, ordered=super().stream_ordered, whole_blocks=whole_blocks)
+        self._whole_blocks = whole_blocks
+        self._start()
+
+    def _start(self) -> None:
+        self._lists = FreeLists(self._lock, ordered=super().stream_ordered, whole_blocks=self._whole_blocks)
         self._bound: CrossStreamReuse | None = None
         #: What is known of streams, by number: those that are not here need not be forgotten.
         self._by_stream = self._lists.by_stream

@@ -99,6 +99,9 @@ class PoolMemory(Pool):
         self.max_bytes = None if max_bytes is None else check_size(max_bytes)
         if isinstance(self.max_bytes, int) and self.max_bytes < UNIT:
             raise ConfigError(f"PoolMemory(max_bytes={max_bytes!r}): a pool needs at least {exact_size(UNIT)}")
+
+    def _start(self) -> None:
+        super()._start()
         self._ready = self._lists.ready
         self._thread = self._lists.thread
         #: By stream, the free blocks of each requested size: for the compiled core, which does what a hit does.

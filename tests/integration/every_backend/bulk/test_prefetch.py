@@ -247,8 +247,8 @@ def test_a_reset_ends_it():
     ahead.close()
 
 
-@pytest.mark.parametrize("depth", [0, -1])
-def test_a_depth_is_at_least_one(depth):
+@pytest.mark.parametrize("depth", [0, -1, 1 << 17, 1 << 70])
+def test_a_depth_has_bounds(depth):
     with pytest.raises(dm.LayoutError, match="depth"):
         dm.prefetch([], depth)
 

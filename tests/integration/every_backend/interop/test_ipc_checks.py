@@ -58,6 +58,26 @@ assert dm.open_ipc_array(handle).shape == (4, 6)
     )
 
 
+@of_both
+def test_forged_bytes_of_the_driver_open_memory_that_is_there_or_nothing(there):
+    """Of a handle whose owner is not asked: the end of what is opened is touched, which may be further than there is memory."""
+    handle = dataclasses.replace(dm.to_device(data()).get_ipc_handle(), owner="", key=b"")
+    there(
+        """
+for at in range(0, len(given.raw), 8):
+    for value in (0, 1 << 33, 1 << 62, (1 << 64) - 4096):
+        raw = given.raw[:at] + value.to_bytes(8, "little") + given.raw[at + 8 :]
+        for nbytes in (given.nbytes, 1 << 33):
+            forged = dataclasses.replace(given, raw=raw, nbytes=nbytes, offset=nbytes - 8, shape=(2,), strides=(4,))
+            try:
+                dm.open_ipc_array(forged).copy_to_host()
+            except dm.DevmemError:
+                pass
+""",
+        handle,
+    )
+
+
 def test_the_same_process_is_refused():
     array = dm.to_device(data())
     with pytest.raises(dm.UnsupportedError, match="made in this process: use the array itself"):

@@ -232,6 +232,67 @@ def test_a_resource_that_gives_one_address_twice_is_caught():
         d.free()
 
 
+class Planned(Counting):
+    """One that returns the addresses of a list first; what is none of the driver's is not given back."""
+
+    def __init__(self):
+        super().__init__()
+        self.planned = []
+
+    def allocate(self, nbytes, stream):
+        return self.planned.pop(0) if self.planned else super().allocate(nbytes, stream)
+
+
+@pytest.mark.parametrize("make", [lambda below: below, dm.memory.Statistics])
+@pytest.mark.parametrize(("shift", "nbytes"), [(10, 100), (-10, 20), (-10, 1000), (499, 1)])
+def test_blocks_that_share_bytes_are_caught(make, shift, nbytes):
+    below = Planned()
+    with dm.use_memory(make(below)):
+        others = [dm.device_array(8, "u1") for _ in range(5)]
+        block = dm.device_array(500, "u1")
+        below.planned = [block.ptr + shift]
+        with pytest.raises(dm.PluginError, match=rf"some of which it gave out before \(500 bytes at {block.ptr:#x}\)"):
+            dm.device_array(nbytes, "u1")
+        del others[::2]
+        dm.trim()
+        assert dm.device_array(500, "u1").ptr not in (block.ptr, *(each.ptr for each in others))
+        block.free()
+        others += [dm.device_array(500, "u1") for _ in range(3)]  # its address again, perhaps
+
+
+@pytest.fixture
+def asked(device):
+    if not device.opened().handle.checks_memory:
+        pytest.skip(f"{device} cannot say what is its memory")
+
+
+@pytest.mark.parametrize("make", [lambda below: below, dm.memory.Scrub, dm.memory.Statistics, PoolMemory])
+@pytest.mark.parametrize("address", [4096, 1 << 47, "the host's", "too short"])
+def test_a_resource_that_returns_no_memory_is_told_by_its_name(asked, make, address):
+    below = Planned()
+    with dm.use_memory(DriverMemory()):
+        short = dm.device_array(64, "u1")
+    host = np.zeros(100)
+    below.planned = [{"the host's": host.ctypes.data, "too short": short.ptr}.get(address, address)]
+    with dm.use_memory(make(below)):
+        with pytest.raises(dm.PluginError, match=r"Planned object .* knows .* or was freed \(from .*test_memory"):
+            dm.device_array(1 << 20, "u1")
+        assert (dm.zeros(3).copy_to_host() == 0).all()
+    dm.trim()
+
+
+def test_a_block_that_its_resource_has_freed_by_itself_does_not_fail_each_trim(asked):
+    below = Counting()
+    with dm.use_memory(dm.memory.Scrub(below)):
+        d = dm.device_array(1000, "u1")
+        with d.device.entered():
+            below.upstream.deallocate(d.ptr, 1000, 1)
+        with pytest.raises(dm.BackendError):
+            d.free()
+        dm.trim()
+        dm.zeros(3)
+
+
 def test_a_resource_serves_one_device(second):
     mine = DriverMemory()
     with dm.use_memory(mine):
@@ -791,15 +852,58 @@ def test_running_out_says_how_to_learn_who_holds_most():
 
 @pytest.mark.parametrize("make", [DriverMemory, PoolMemory, lambda: dm.memory.Statistics(DriverMemory())])
 @pytest.mark.parametrize("end", [dm.reset, dm.close])
-def test_a_stack_of_a_device_that_was_reset_says_so(make, end):
+def test_a_stack_of_a_device_that_was_reset_serves_the_next(make, end):
     stack = make()
+    for _ in range(3):
+        with dm.use_memory(stack):
+            array, dropped = dm.to_device(np.arange(3)), dm.zeros(1000)
+            dropped.free()
+            with dm.use_memory(stack):
+                other = dm.zeros(5)
+            assert dm.memory_info().live == 24 + 40
+            if isinstance(stack, dm.memory.Statistics):
+                assert (stack.current_count, stack.total_count) == (2, 3)
+            end()
+            with pytest.raises(dm.ClosedError):
+                array.copy_to_host()
+        del array, other
+        assert dm.memory_info().live == 0
+
+
+@pytest.mark.parametrize(
+    "make", [dm.memory.Guard, dm.memory.Scrub, lambda below: dm.memory.Limit(below, MIB), PoolMemory]
+)
+def test_what_a_stack_knew_ends_with_its_device(make):
+    """Also where it is wrong, as an interrupt may leave it."""
+    stack = make(dm.memory.Statistics(DriverMemory()))
+    with dm.use_memory(stack), dm.zeros(1000).device.entered():
+        stack.allocate(100_000, 1)  # what nobody gives back
+    dm.reset()
     with dm.use_memory(stack):
-        dm.device_array(3)
-    end()
-    with pytest.raises(dm.ClosedError, match=r"as it was before it was reset or closed: make a new (stack|resource)"):
-        dm.use_memory(stack)
-    with dm.use_memory(make()):
-        dm.device_array(3)
+        array = dm.zeros(10)
+        assert stack.cached_bytes < 3 * MIB
+        assert getattr(stack, "current_bytes", 80) == 80
+        assert stack.upstream.current_count == 1
+        array.free()
+    dm.trim()
+    assert (stack.cached_bytes, stack.upstream.current_bytes) == (0, 0)
+
+
+def test_a_stack_whose_memory_is_still_in_use_is_not_bound_to_the_next_device(need_kind):
+    need_kind("pinned")
+    stack = dm.memory.PinnedPool()
+    with dm.use_memory(stack, kind="pinned"):
+        array = dm.pinned_array(1000)
+    dm.reset()
+    with pytest.raises(
+        dm.ClosedError, match=r"before it was reset or closed, and some of its memory is still in use: make a new"
+    ):
+        dm.use_memory(stack, kind="pinned")
+    del array
+    gc.collect()
+    dm.trim()
+    with dm.use_memory(stack, kind="pinned"):
+        assert dm.pinned_array(3).nbytes == 24
 
 
 def test_memory_info_counts_while_other_threads_drop(monkeypatch):

@@ -541,6 +541,21 @@ def test_an_answer_that_is_not_the_protocol_s_is_shown(answer):
         dm.to_device(np.arange(3), stream=Speaker())
 
 
+def test_a_property_that_raises_counts_as_absent():
+    class Broken:
+        """Of a library whose import fails at first use, say."""
+
+        @property
+        def __cuda_stream__(self):
+            raise KeyError("a module of its library")
+
+        cuda_stream = __cuda_stream__
+
+    for call in (lambda: dm.zeros(3, stream=Broken()), lambda: dm.external_stream(Broken())):
+        with pytest.raises(TypeError, match="stream"):
+            call()
+
+
 @pytest.mark.parametrize("handle", [1 << 64, 1 << 70, -1])
 def test_an_address_has_64_bits(handle):
     with pytest.raises(dm.LayoutError, match=str(handle)):
