@@ -309,10 +309,12 @@ def kernels_mlir(session: nox.Session) -> None:
 def programs(session: nox.Session) -> None:
     """Public programs for numba.cuda, fetched and migrated: the same results on host as unchanged in numba's simulator.
 
+    And programs' own tests, unchanged, under ``devmem simulate``.
+
     ``nox -s programs -- write`` writes docs/reference/real-programs.md.
     """
     # What the programs' own modules import, and the simulator.
-    needed = "numba-cuda==0.30.4", "scipy==1.17.1"
+    needed = "numba-cuda==0.30.4", "scipy==1.17.1", "pandas==3.1.1"
     session.install("-e", ".[cli,migrate,sim]", *pinned("test"), *needed)
     mode = {"PROGRAMS": "write" if "write" in session.posargs else "check"}
     # As long as a test may take on a slow machine, and more than the configured limit of the process.
