@@ -19,7 +19,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar, cast
 
-from ...spi.driver import PROTOCOLS, Driver, FullDriver, SupportsStridedCopy
+from ...spi.driver import PROTOCOLS, Driver, FullDriver, SupportsPointerInfo, SupportsStridedCopy
 from ...spi.errors import ClosedError, DevmemError, DevmemWarning, PluginError, UnsupportedError
 from ...spi.types import LEGACY_STREAM, Capability, DeviceInfo, MemoryInfo, MemoryKind
 from ...toolkit.deferred_errors import fresh_copy
@@ -238,6 +238,17 @@ def _dead_or_over(
 def checks_memory(info: DeviceInfo) -> bool:
     """Whether memory that devmem did not allocate is the device's only where its driver says so."""
     return Capability.POINTER_INFO in info.capabilities and info.exchange.device_type != CPU and not info.coherence
+
+
+def known_bytes(driver: SupportsPointerInfo, low: int, nbytes: int) -> int:
+    """How many bytes from an address on the entered driver knows as memory, ``nbytes`` at most: of several allocations, too."""
+    at = low
+    while at < low + nbytes:
+        found = driver.pointer_range(at)
+        if found is None or found[0] + found[1] <= at:
+            return at - low
+        at = found[0] + found[1]
+    return nbytes
 
 
 class LastHandle(DeviceHandle):

@@ -16,9 +16,8 @@ from ...spi.errors import DevmemError, PluginError
 from ...spi.memory import MemoryResource
 from ...spi.sizes import exact_size
 from ...spi.types import MemoryKind
-from ..base.device_handle import checks_memory
+from ..base.device_handle import checks_memory, known_bytes
 from ..base.interrupts import calls_verb
-from .device_access import known_bytes
 
 #: What each method must take, positionally. A resource need not have the last three.
 METHODS = {

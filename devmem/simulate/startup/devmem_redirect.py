@@ -1,4 +1,4 @@
-"""Give devmem's drop-in to who imports ``numba.cuda`` or ``numba_cuda_mlir.cuda``.
+"""Give devmem's drop-in to programs that import ``numba.cuda`` or ``numba_cuda_mlir.cuda``.
 
 Every Python process that a simulated command starts imports this module before the program: it needs the standard library alone,
 and imports devmem when one of the names is imported. It is imported by this name only, so that a process has it once.
