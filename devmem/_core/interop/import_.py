@@ -38,7 +38,7 @@ from ..base.layout import Shape, new_host
 from ..device.device import checked_device, current_open_device, open_devices
 from ..device.open_device import OpenDevice
 from ..lifetime.allocation import ForeignAllocation
-from ..memory.device_access import known_bytes
+from ..memory.foreign import known_bytes
 from ..ordering.stream import Stream
 from .dlpack import DEVICE_NAMES, HOST_TYPES, IS_COPIED, READ_ONLY, VERSION, Layout, check_address, layout_of, take
 from .dlpack_types import has_type

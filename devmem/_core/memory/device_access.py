@@ -13,20 +13,10 @@ from ...spi.errors import BackendError
 from ...spi.types import Capability, CopyKind, MemoryKind
 from ..base.address import address
 from ..base.device_handle import checks_memory
+from .foreign import known_bytes
 
 #: Bytes that are read at a time.
 CHUNK = 1 << 20
-
-
-def known_bytes(driver: SupportsPointerInfo, low: int, nbytes: int) -> int:
-    """How many bytes from an address on the entered driver knows as memory, ``nbytes`` at most: of several allocations, too."""
-    at = low
-    while at < low + nbytes:
-        found = driver.pointer_range(at)
-        if found is None or found[0] + found[1] <= at:
-            return at - low
-        at = found[0] + found[1]
-    return nbytes
 
 
 class MemoryAccess:

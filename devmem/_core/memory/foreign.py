@@ -11,14 +11,13 @@ from types import CodeType, TracebackType
 from typing import cast
 
 from ...spi import SPI_VERSION
-from ...spi.driver import Driver, FullDriver
+from ...spi.driver import Driver, FullDriver, SupportsPointerInfo
 from ...spi.errors import DevmemError, PluginError
 from ...spi.memory import MemoryResource
 from ...spi.sizes import exact_size
 from ...spi.types import MemoryKind
 from ..base.device_handle import checks_memory
 from ..base.interrupts import calls_verb
-from .device_access import known_bytes
 
 #: What each method must take, positionally. A resource need not have the last three.
 METHODS = {
@@ -109,6 +108,17 @@ class Boundary:
         at = bisect_right(self.starts, ptr)
         near = self.starts[max(at - 1, 0) : at + 1]
         return [each for each in near if each < ptr + nbytes and each + self.live.get(each, 0) > ptr]
+
+
+def known_bytes(driver: SupportsPointerInfo, low: int, nbytes: int) -> int:
+    """How many bytes from an address on the entered driver knows as memory, ``nbytes`` at most: of several allocations, too."""
+    at = low
+    while at < low + nbytes:
+        found = driver.pointer_range(at)
+        if found is None or found[0] + found[1] <= at:
+            return at - low
+        at = found[0] + found[1]
+    return nbytes
 
 
 def is_ours(resource: object) -> bool:
