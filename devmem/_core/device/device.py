@@ -231,7 +231,7 @@ class Device(_Advice):
         """Everything that lives while the device is open; opens it if it is not."""
         opened = self._opened
         if opened is None or opened.handle.dead is not None:
-            opened = self._opened = _open(self)
+            opened = _open(self)
         return opened
 
 
@@ -415,23 +415,30 @@ def _open(device: Device) -> OpenDevice:
         if sys.is_finalizing():
             raise fresh_copy(ENDED)
         close_left_open()
-        driver = _open_driver(device)
+        made, opened = list[Driver](), None
         try:
-            opened = OpenDevice(device, driver)
+            opened = OpenDevice(device, _open_driver(device, made))
+            if _exiting:
+                opened.handle.end_with_interpreter()
+            # A handler, or a finalizer, may have opened the device meanwhile. None comes between the question and the answer.
+            found = device._opened
+            if found is None or found.handle.dead is not None:
+                found = device._opened = opened
         except BaseException:
-            driver.close()
+            if opened is None:
+                for driver in made:
+                    getattr(driver, "close", lambda: None)()  # a third party's may be no driver
+            elif device._opened is not opened:
+                opened.close("was not opened to its end")
             raise
-        if (found := _live(device)) is not None:  # a handler or a finalizer that came into this has
+        if found is not opened:
             opened.close("was opened once more")
-            return found
-        if _exiting:
-            opened.handle.end_with_interpreter()
-        device._opened = opened
         _forget_lane()
-        return opened
+        return found
 
 
-def _open_driver(device: Device) -> Driver:
+def _open_driver(device: Device, made: list[Driver]) -> Driver:
+    """The backend's driver, which is put into ``made`` first: the caller closes it if what follows fails."""
     try:
         driver = usable_backend(device.backend).open(device.ordinal)
     except DeviceLost as error:
@@ -442,18 +449,13 @@ def _open_driver(device: Device) -> Driver:
                 f"afresh: drop those arrays, and use the device again",
             )
         raise
-    try:
-        driver = checked_driver(driver, device.backend, device.ordinal)
-        if settings().races:
-            from ...toolkit.race_checked_driver import race_checked  # late: few programs want it
+    made.append(driver)
+    driver = checked_driver(driver, device.backend, device.ordinal)
+    if settings().races:
+        from ...toolkit.race_checked_driver import race_checked  # late: few programs want it
 
-            return race_checked(driver)
-        return driver
-    except BaseException:
-        close = getattr(driver, "close", None)
-        if close is not None:
-            close()
-        raise
+        return race_checked(driver)
+    return driver
 
 
 def _close(device: Device, why: str) -> None:
