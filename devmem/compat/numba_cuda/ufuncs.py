@@ -166,16 +166,25 @@ class GeneralVectorized:
             function,
         )
 
-    def __call__(self, *args: Any, stream: Any = 0) -> Any:
+    def __call__(self, *args: Any, out: Any = None, stream: Any = 0) -> Any:
         """Apply it; results that are not given are made. They are device arrays if an argument is one, else host arrays.
+
+        Parameters
+        ----------
+        out : array or tuple of arrays, optional
+            The results, which can also follow the arguments.
 
         Raises
         ------
         TypeError
             It takes another number of arguments, or was declared for other types.
         ValueError
-            The lengths of the axes do not match.
+            The lengths of the axes do not match, or the results are given twice.
         """
+        if out is not None and len(args) > self._inputs:
+            raise ValueError("cannot specify argument 'out' as both positional and keyword")
+        if out is not None and len(args) == self._inputs:
+            args += out if isinstance(out, tuple) else (out,)
         count = len(self._axes)
         if len(args) not in (self._inputs, count):
             raise TypeError(f"{self.__name__} takes {self._inputs} or {count} arguments, and was given {len(args)}")

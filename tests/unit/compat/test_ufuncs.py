@@ -110,6 +110,34 @@ def test_a_number_for_each_item():
     assert shifted(np.arange(6.0).reshape(2, 3), np.array([10.0, 20])).tolist() == [[10, 11, 12], [23, 24, 25]]
 
 
+@cuda.guvectorize(["void(float64[:], float64[:], float64[:])"], "(n)->(n),()")
+def scaled(x, doubled, total):
+    total[0] = 0
+    for k in range(x.shape[0]):
+        doubled[k] = 2 * x[k]
+        total[0] += x[k]
+
+
+@pytest.mark.parametrize("where", [np.array, cuda.to_device])
+def test_results_are_given_by_name(where):
+    x, out = where(np.arange(6.0).reshape(2, 3)), (where(np.zeros((2, 3))), where(np.zeros(2)))
+    found = scaled(x, out=out)
+    doubled, total = (each.copy_to_host() if where is cuda.to_device else each for each in out)
+    assert (doubled.tolist(), total.tolist()) == ([[0, 2, 4], [6, 8, 10]], [3, 12])
+    assert all(each is given for each, given in zip(found, out, strict=True))
+    one = where(np.zeros((1, 1)))
+    assert product(where(np.ones((1, 2))), where(np.ones((2, 1))), out=one) is one
+    assert one[0, 0] == 2
+
+
+def test_results_that_are_given_twice_or_without_arguments():
+    a = np.ones((1, 1))
+    with pytest.raises(ValueError, match="both positional and keyword"):
+        product(a, a, a, out=a)
+    with pytest.raises(TypeError, match="takes 2 or 3 arguments, and was given 1"):
+        product(a, out=a)
+
+
 def test_axes_that_do_not_match():
     with pytest.raises(ValueError, match="axis n has length 3 and length 2"):
         product(np.zeros((2, 3)), np.zeros((2, 4)))

@@ -106,13 +106,13 @@ def test_elements_are_numbers_of_compiled_code(simulated):
 
     def kernel(a, b):
         kinds.append((a[0].native, (a[0] + a[1]).native, (b[0] * a[0]).native, (a[0] == a[1]).native))
-        kinds.append((isinstance(a[0], np.int64), isinstance(b[0], float)))
+        kinds.append((isinstance(a[0], np.int32), isinstance(b[0], float), isinstance(a[0], np.int64)))
         a[2] += 1
         a[3] = a[3] * a[3]  # wraps, and says nothing
         b[1] = b[0] / b[1]
 
     a, b = simulated.run(kernel, 1, 1, np.array([1, 2, 3, 1 << 20], np.int32), np.array([1.0, 0.0]))
-    assert kinds == [(np.int32, np.int64, np.float64, np.bool_), (True, True)]
+    assert kinds == [(np.int32, np.int64, np.float64, np.bool_), (True, True, False)]
     assert a.tolist() == [1, 2, 4, 0]
     assert b.tolist() == [1, np.inf]
 

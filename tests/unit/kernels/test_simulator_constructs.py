@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 
 import numpy as np
@@ -13,7 +14,7 @@ from devmem.compat.numba_cuda import random
 from devmem.kernels.compilers.simulator import device_code
 from devmem.kernels.compilers.simulator.argument_types import parse_device_signature, parse_signature
 from devmem.kernels.names import grid, local, shared
-from devmem.spi.errors import SimulatorError
+from devmem.spi.errors import SimulatorError, UnsupportedError
 
 POINT = np.dtype([("x", np.float32), ("n", np.int32), ("v", np.float64, 2)])
 
@@ -268,6 +269,45 @@ def test_signatures_of_tuples_and_of_records(simulated):
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "expected"),
+    [
+        (np.float32(0.3425), 3, np.float32(0.343)),  # a multiple in single precision would be halfway
+        (np.float32(3e38), 300, np.float32(3e38)),
+        (2.675, 2, 2.68),  # Python's own is 2.67
+        (0.125, 2, 0.12),
+        (0.375, 2, 0.38),
+        (-1250.0, -2, -1200.0),
+        (1e20, 2, float((1 << 63) - 1) / 100),
+        (1e300, 300, 1e300),
+        (5, 0, 5.0),
+        (-math.inf, 3, -math.inf),
+        (math.nan, -3, math.nan),
+    ],
+)
+def test_rounding_to_digits_is_numba_cudas(simulated, value, digits, expected):
+    def kernel(a, out):
+        out[0] = round(a[0], digits)
+
+    _, out = simulated.run(kernel, 1, 1, np.array([value]), np.zeros(1))
+    np.testing.assert_array_equal(out, [expected])
+
+
+def test_numba_cudas_own_tests_are_programs_like_any_other(simulated):
+    color = enum.IntEnum("Color", "RED BLUE", module="numba.cuda.tests.enums")
+    other = enum.IntEnum("Other", "RED", module="numba.cuda.simulator")
+
+    def kernel(out):
+        out[0] = color.BLUE
+
+    def vendors(out):
+        out[0] = other.RED
+
+    assert simulated.run(kernel, 1, 1, np.zeros(1))[0] == 2
+    with pytest.raises(UnsupportedError, match="other works on CUDA alone"):
+        simulated.run(vendors, 1, 1, np.zeros(1))
 
 
 def test_alignment_is_checked(simulated):

@@ -154,8 +154,24 @@ class _Float(NumberType):
 
 def _round(x: Any, ndigits: Any = None) -> Any:
     if ndigits is not None:
-        return kernel_number(round(x, ndigits))
+        return _rounded(x, int(ndigits))
     return kernel_number(to_integer(float(x), rounding=round) if isinstance(x, float | np.floating) else round(x))
+
+
+def _rounded(x: Any, ndigits: int) -> Any:
+    """A number to so many decimal digits, as numba-cuda computes it: in double precision, by `_round` of a multiple."""
+    result = _SINGLE if type(x) in _SINGLES else _DOUBLE
+    value = np.float64(x)
+    power, rest = np.float64(10) ** abs(ndigits), 1.0
+    if ndigits > 22:  # neither factor alone is infinite
+        power, rest = np.float64(10) ** (ndigits - 22), 1e22
+    scaled = value * power * rest if ndigits >= 0 else value / power
+    if not np.isfinite(value) or (ndigits >= 0 and np.isinf(scaled)):
+        return result(value)
+    whole = float(_round(scaled))
+    if abs(scaled - whole) == 0.5:
+        whole = 2.0 * float(_round(scaled / 2.0))
+    return result(np.float64(whole) / rest / power if ndigits >= 0 else whole * power)
 
 
 def _extreme(

@@ -255,7 +255,8 @@ def _only_platform(value: Any) -> str | None:
         if isinstance(value, ModuleType) or not isinstance(module, str):
             continue
         vendor = next((each for each in _VENDORS if module == each or module.startswith(f"{each}.")), None)
-        if vendor is not None and not module.startswith(f"{vendor}.types"):
+        # Its types work everywhere, and its tests are programs like any other.
+        if vendor is not None and not module.startswith((f"{vendor}.types", f"{vendor}.tests.")):
             return _VENDORS[vendor]
     only = getattr(type(value), "works_on", None)
     return only if isinstance(only, str) else None
