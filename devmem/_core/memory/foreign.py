@@ -11,7 +11,7 @@ from types import CodeType, TracebackType
 from typing import cast
 
 from ...spi import SPI_VERSION
-from ...spi.driver import Driver, FullDriver, SupportsPointerInfo
+from ...spi.driver import Driver, FullDriver
 from ...spi.errors import DevmemError, PluginError
 from ...spi.memory import MemoryResource
 from ...spi.sizes import exact_size
