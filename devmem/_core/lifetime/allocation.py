@@ -390,7 +390,7 @@ class ForeignAllocation(Allocation):
         self.read_only = read_only
 
     def lend(self) -> None:
-        """Nothing: whoever has the owner may use the memory beyond the close of the device, and no heap has it to give back."""
+        """Nothing: its owner keeps the memory beyond the close of the device, and no heap has it to give back."""
 
     def before_use(self, stream: Stream) -> None:
         """A stream that the memory was not made ready for is made to wait until it is, once."""
