@@ -8,12 +8,15 @@ the driver, so there is no reference cycle.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..spi.driver import PROTOCOLS, Driver, TellsWhatIsOut
+from ..spi.errors import DevmemError
 from ..spi.types import Capability, DeviceInfo, MemoryKind
+from .deferred_errors import FirstError
 from .handles import Handles
 from .vendor_functions import RelaxedCapture, StatusErrors, VendorFunctions
 
@@ -24,6 +27,9 @@ CONTRACT = [
     for name in vars(protocol)
     if not name.startswith("_")
 ]
+
+#: While devmem opens a device, the drivers that have begun to open: it closes those that come to no use.
+opening: ContextVar[list[Any]] = ContextVar("the drivers that have begun to open")
 
 #: The advice for managed memory, in the order of the vendors' numbers, which begin at 1.
 ADVICE = tuple(
@@ -58,6 +64,42 @@ class Part:
         self._ordinal = state.ordinal
 
 
+class Taken:
+    """What a driver takes as a whole, such as a context or a pool, by functions in the form of `vendor_functions.recorded`.
+
+    What these record stays here until it is given back, so an interrupt at any point loses nothing: `give_back` is called again.
+    """
+
+    def __init__(self) -> None:
+        self._records: list[list[Any]] = []
+
+    def take(self, make: Callable[..., None], *arguments: Any) -> Any:
+        """Call the function that makes one; returns it."""
+        record: list[Any] = []
+        self._records.append(record)
+        make(record, *arguments)
+        return record[0]
+
+    def give_back(self, end: Callable[[list[Any], Any], None]) -> None:
+        """End all by a function; then raise the first error."""
+        with FirstError() as first:
+            for record in list(self._records):
+                first.attempt(self._end, record, end)
+
+    def _end(self, record: list[Any], end: Callable[[list[Any], Any], None]) -> None:
+        ended: list[Any] = []
+        try:
+            if record:
+                end(ended, record[0])
+        except DevmemError:
+            ended.append(record)  # it is given back even so, as the contract says
+            raise
+        finally:
+            if ended:
+                record.clear()
+        self._records.remove(record)
+
+
 class StridedCopies:
     """What backends of contract 1 inherited for strided copies; it has nothing any more."""
 
@@ -66,6 +108,17 @@ class ComposedDriver:
     """A driver with the methods of the contract that its parts have; ``info`` and ``close`` are the subclass's."""
 
     info: DeviceInfo
+    #: Whether ``close`` is right at every stage of opening and closing, and may be called again; see `begin`.
+    closes_at_any_stage = False
+
+    def begin(self) -> None:
+        """Say that from now on ``close`` gives back what has been taken so far, whatever that is, also when called again.
+
+        To be called before anything is taken. Then nothing is lost if an interrupt comes while the device opens, or while it
+        closes: devmem closes the driver later.
+        """
+        self.closes_at_any_stage = True
+        opening.get([]).append(self)
 
     def compose(self, *parts: object) -> None:
         """Take in the methods of some parts."""

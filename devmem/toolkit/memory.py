@@ -7,7 +7,7 @@ from typing import Any
 
 from ..spi.errors import BackendError, DevmemError, LayoutError
 from .deferred_errors import FirstError
-from .driver_parts import DriverState, Part
+from .driver_parts import DriverState, Part, Taken
 from .vendor_functions import INVALID_VALUE, NOT_FOUND
 
 KEEP_EVERYTHING = (1 << 64) - 1
@@ -95,18 +95,17 @@ class MemoryPool(Part):
         #: A second pool, for memory that the device's decompression engine uses.
         self.decompressible: Any = None
         self._kept = KEEP_EVERYTHING
+        self._taken = Taken()
 
     def create(self, properties: Any, name: str = "handle") -> None:
         """Make a pool; ``properties`` as the vendor's function takes them."""
-        setattr(self, name, self._pool(int(self._functions.MemPoolCreate(properties))))
+        setattr(self, name, self._pool(int(self._taken.take(self._recorded.MemPoolCreate, properties))))
         self.pool_threshold(self._kept)
 
     def destroy(self) -> None:
         """Destroy the pools, if there are any."""
-        handles, self.handle, self.decompressible = self._handles(), None, None
-        with FirstError() as first:
-            for handle in handles:
-                first.attempt(self._functions.MemPoolDestroy, handle)  # if one fails, the other is still to go
+        self.handle = self.decompressible = None
+        self._taken.give_back(lambda ended, pool: self._recorded.MemPoolDestroy(ended, self._pool(int(pool))))
 
     def pool_cached(self) -> int:
         return sum(map(self._cached, self._handles()))

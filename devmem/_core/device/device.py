@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 from contextlib import suppress
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from ..._native import core
@@ -14,11 +15,13 @@ from ...spi.errors import ConfigError, DeviceLost, DevmemError, ForkedError
 from ...spi.sizes import size_text
 from ...spi.types import DeviceInfo, MemoryInfo
 from ...toolkit.deferred_errors import FirstError, fresh_copy
+from ...toolkit.driver_parts import opening
 from ...toolkit.locks import Rank
 from ..base import scopes
 from ..base.advice import DEVICE, Listed, advise, made_by
 from ..base.config import forget, settings, variable_of
 from ..base.device_handle import ENDED, CurrentDevice, PublicDevice, checked_driver
+from ..base.interrupts import CannotWait, check_may_wait
 from ..base.outer_lock import OuterLock
 from ..base.shown import html_facts
 from ..copy.peer import can_access, set_access
@@ -34,6 +37,8 @@ _default: Device | None = None
 _lock = OuterLock("devices", Rank.DEVICE, "a device, which another thread opens,")
 _left_behind: set[str] = set()
 _exiting = False
+#: The devices that are being opened, and those whose opening was interrupted.
+_openings: list[_Opening] = []
 
 if TYPE_CHECKING:
     _Advice = Listed
@@ -380,6 +385,7 @@ def close_all() -> None:
             except Exception as error:  # the other devices must still be closed
                 first.put(error)
         first.attempt(close_left_open)
+        first.attempt(_end_openings)
         _default = None
         _forget_lane()
         forget()
@@ -415,32 +421,66 @@ def _open(device: Device) -> OpenDevice:
         if sys.is_finalizing():
             raise fresh_copy(ENDED)
         close_left_open()
-        made, opened = list[Driver](), None
+        _end_openings()
+        this = _Opening(device)
+        _openings.append(this)
         try:
-            opened = OpenDevice(device, _open_driver(device, made))
+            this.opened = opened = OpenDevice(device, _open_driver(device, this.drivers))
+            opened.page_locks.join(opened.handle, opened.completions)
             if _exiting:
                 opened.handle.end_with_interpreter()
             # A handler, or a finalizer, may have opened the device meanwhile. None comes between the question and the answer.
             found = device._opened
             if found is None or found.handle.dead is not None:
                 found = device._opened = opened
-        except BaseException:
-            if opened is None:
-                for driver in made:
-                    getattr(driver, "close", lambda: None)()  # a third party's may be no driver
-            elif device._opened is not opened:
-                opened.close("was not opened to its end")
-            raise
-        if found is not opened:
-            opened.close("was opened once more")
+        finally:
+            this.end()
         _forget_lane()
         return found
 
 
-def _open_driver(device: Device, made: list[Driver]) -> Driver:
-    """The backend's driver, which is put into ``made`` first: the caller closes it if what follows fails."""
+class _Opening:
+    """One attempt to open a device: what was made for it is closed unless it is used."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.drivers: list[Any] = []
+        self.opened: OpenDevice | None = None
+
+    def end(self) -> None:
+        """Close what is not used. After an interrupt the next opening, reset or close of a device calls this again."""
+        opened = self.opened
+        with FirstError() as first:
+            if opened is None:
+                for driver in self.drivers[::-1]:
+                    if not getattr(driver, "closes_at_any_stage", False):
+                        self.drivers.remove(driver)  # first: an interrupt must not close it twice
+                    with suppress(Exception):  # the error that has kept it from opening is told
+                        getattr(driver, "close", lambda: None)()  # a third party's may be no driver
+            elif self.device._opened is not opened and opened.handle.dead is None:
+                first.attempt(opened.close, "was opened once more, or not to its end")
+            _openings.remove(self)
+
+
+def _end_openings() -> None:
+    """Close what interrupted openings have left, unless this call may itself have come into the middle of one."""
+    if not _openings:
+        return
     try:
-        driver = usable_backend(device.backend).open(device.ordinal)
+        check_may_wait("closing what was not opened to its end")
+    except CannotWait:
+        return
+    with _lock, FirstError() as first:
+        for each in _openings.copy():
+            first.attempt(each.end)
+
+
+def _open_driver(device: Device, made: list[Any]) -> Driver:
+    """The backend's driver. Those that begin to open go into ``made``, and so does it: the caller closes them if this fails."""
+    context = copy_context()
+    context.run(opening.set, made)
+    try:
+        driver = context.run(usable_backend(device.backend).open, device.ordinal)
     except DeviceLost as error:
         blocks = sum(opened.memory.lent_blocks() for opened, _ in left_open if opened.device == device)
         if blocks:
@@ -449,7 +489,8 @@ def _open_driver(device: Device, made: list[Driver]) -> Driver:
                 f"afresh: drop those arrays, and use the device again",
             )
         raise
-    made.append(driver)
+    if not any(each is driver for each in made):
+        made.append(driver)
     driver = checked_driver(driver, device.backend, device.ordinal)
     if settings().races:
         from ...toolkit.race_checked_driver import race_checked  # late: few programs want it
@@ -463,6 +504,7 @@ def _close(device: Device, why: str) -> None:
     if opened is not None:
         opened.close(why)
         _forget_lane()
+    _end_openings()
 
 
 def _forget_lane() -> None:
@@ -474,8 +516,9 @@ def _forget_lane() -> None:
 def _after_fork_in_child() -> None:
     scopes.deferral.reset()
     page_locks.forget_after_fork()
-    leaked.extend(left_open)
+    leaked.extend([*left_open, *_openings])
     left_open.clear()
+    _openings.clear()
     for device in list(_devices.values()):
         if device._opened is not None and device._opened.handle.dead is None:
             _left_behind.add(device.backend)

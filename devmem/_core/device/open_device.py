@@ -63,7 +63,6 @@ class OpenDevice:
             self.memory.trim_others.append(("the staging slots", ring.trim))
         self.memory.trim_others.append(("the idle streams", self.streams.spare.drop))
         handle.lane = lane_of(self)
-        self.page_locks.join(handle, self.completions)  # last: a device that was not finished would be in it for good
 
     def __repr__(self) -> str:
         return f"<open {self.device}{', closed' if self.handle.dead else ''}>"
@@ -175,10 +174,10 @@ class OpenDevice:
             try:
                 self.page_locks.leave(self.handle, lost=True)
             finally:
-                self._end(why)
-                self.memory.lose()
-                left_open.append((self, driver))
-                close_left_open()
+                try:
+                    self.memory.lose()
+                finally:
+                    self._part(driver, why, None)
             return
 
         def leave() -> None:
@@ -197,7 +196,16 @@ class OpenDevice:
                     if isinstance(error, DeviceLost):
                         self.memory.lose()
         finally:
+            self._part(driver, why, token)
+
+    def _part(self, driver: FullDriver, why: str, token: object) -> None:
+        """Refuse every later call; close the driver, or leave it to be closed later."""
+        try:
             self._end(why)
+        except BaseException:  # an interrupt may have come before it
+            self._end(why)
+            raise
+        finally:
             try:
                 if token is not None:
                     driver.exit(token)
@@ -243,8 +251,13 @@ def close_left_open() -> None:
                     opened.memory.unbind(driver)
                     ended = opened.page_locks.close_later(driver)
                     if not ended:
+                        ended = not getattr(driver, "closes_at_any_stage", False)
+                        try:
+                            driver.close()
+                        except Exception:
+                            ended = True  # it has told what it could not give back
+                            raise
                         ended = True
-                        driver.close()
         finally:
             if not ended and driver not in opened.page_locks.closing:  # in use, or interrupted
                 left_open.append(entry)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
@@ -13,12 +12,13 @@ from weakref import WeakSet, WeakValueDictionary
 from cuda.bindings import driver as cu
 
 from ...spi.errors import BackendError
-from ...spi.types import LEGACY_STREAM, Box, CopyKind
+from ...spi.types import LEGACY_STREAM, Box, CopyKind, MemoryKind
 from ...toolkit.driver_parts import DriverState, Part
 from ...toolkit.memory import MemoryPool
 from ...toolkit.streams import Streams
 from ...toolkit.vendor_functions import INVALID_VALUE
 from .binding import code_of
+from .memory import Memory
 
 _H2D, _D2H, _D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
 _ASYNC = {_H2D: "MemcpyHtoDAsync", _D2H: "MemcpyDtoHAsync", _D2D: "MemcpyDtoDAsync"}
@@ -29,8 +29,9 @@ _READ_WRITE = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 _upload, _download = cu.cuMemcpyHtoD, cu.cuMemcpyDtoH
 
 
-#: The pools of open devices, by ordinal.
+#: The pools of open devices, and the primary contexts of those that are or were open, by ordinal.
 pools: WeakValueDictionary[int, MemoryPool] = WeakValueDictionary()
+contexts: dict[int, Any] = {}
 #: The driver version that brought cuMemcpyWithAttributesAsync; CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE.
 ATTRIBUTES_SINCE, OVERLAP = 13020, 1
 #: How the calls are compared: bytes of a copy, calls of a round, and rounds.
@@ -41,12 +42,10 @@ PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED, TOO_MANY_PEERS = 704, 705,
 class Copies(Part):
     """Copies and fills. The driver has read or written pageable memory when its asynchronous copies return."""
 
-    def __init__(
-        self, state: DriverState, device: Any, streams: Streams, is_page_locked: Callable[[int], bool]
-    ) -> None:
+    def __init__(self, state: DriverState, device: Any, streams: Streams, memory: Memory) -> None:
         super().__init__(state)
-        self._device = device
-        self._is_page_locked = is_page_locked
+        self._device, self._memory, self._stream_part = device, memory, streams
+        self._is_page_locked = memory.is_page_locked
         self._capturing = streams.capturing
         #: Whether single copies of page-locked memory take the call with attributes, which is chosen once; see `choose`.
         self._with_attributes = False
@@ -84,24 +83,23 @@ class Copies(Part):
         """Choose the call for single copies of page-locked memory, by the time that each takes here; what is to be told of it."""
         if driver_version < ATTRIBUTES_SINCE or not hasattr(cu, "cuMemcpyWithAttributesAsync"):
             return "single copies take the plain calls: those with attributes need CUDA 13.2"
-        f, there, here, least = self._functions, 0, 0, {False: math.inf, True: math.inf}
-        stream = f.StreamCreateWithPriority(1, 0)
+        memory, streams, least = self._memory, self._stream_part, {False: math.inf, True: math.inf}
+        stream, there, here = streams.stream_create(0, False), 0, 0
         try:
-            there, here = int(f.MemAlloc(SAMPLE)), int(f.MemHostAlloc(SAMPLE, 0))
-            copy = partial(self.copy, there, here, SAMPLE, _H2D, int(stream), blocking=False)
+            there = memory.alloc(SAMPLE, LEGACY_STREAM)
+            here = memory.alloc(SAMPLE, LEGACY_STREAM, MemoryKind.PINNED)
+            copy = partial(self.copy, there, here, SAMPLE, _H2D, stream, blocking=False)
             for self._with_attributes in [False, True] * ROUNDS:  # in turn: both meet what else the machine does
                 taken = _time_of(copy)
                 least[self._with_attributes] = min(least[self._with_attributes], taken)
-                f.StreamSynchronize(stream)
+                self._synchronize(stream)
         except BackendError as error:
             self._with_attributes = False
             return f"single copies take the plain calls: those with attributes could not be measured ({error})"
         finally:
-            if here:
-                f.MemFreeHost(here)
-            if there:
-                f.MemFree(there)
-            f.StreamDestroy(stream)
+            memory.free(here, SAMPLE, LEGACY_STREAM, MemoryKind.PINNED)
+            memory.free(there, SAMPLE, LEGACY_STREAM)
+            streams.stream_destroy(stream)
         plain, attributes = least.values()
         self._with_attributes = attributes <= plain
         chosen = "the call with attributes" if self._with_attributes else "the plain calls"
@@ -163,27 +161,26 @@ class Copies(Part):
         self, dst: int, dst_ordinal: int, src: int, src_ordinal: int, nbytes: int, stream: int, *, blocking: bool
     ) -> None:
         on = self._streams[stream]
-        with self._context_of(dst_ordinal) as to, self._context_of(src_ordinal) as origin:
-            for other, context in ((dst_ordinal, to), (src_ordinal, origin)):
-                pool = pools.get(other)
-                if other != self._ordinal and pool is not None and pool not in self._peers:
-                    self._enable_access(other, context, pool)
-            self._functions.MemcpyPeerAsync(dst, to, src, origin, nbytes, on)
+        to, origin = contexts[dst_ordinal], contexts[src_ordinal]  # both are open: their memory is copied
+        for other, context in ((dst_ordinal, to), (src_ordinal, origin)):
+            pool = pools.get(other)
+            if other != self._ordinal and pool is not None and pool not in self._peers:
+                self._enable_access(other, context, pool)
+        self._functions.MemcpyPeerAsync(dst, to, src, origin, nbytes, on)
         if blocking:
             self._synchronize(stream)
 
     def peer_access(self, ordinal: int, enabled: bool) -> None:
-        with self._context_of(ordinal) as context:
-            if enabled:
-                self._enable_access(ordinal, context, pools[ordinal])
-                return
-            self._peers.add(pools[ordinal])  # asked for already: no copy asks again
-            try:
-                self._functions.CtxDisablePeerAccess(context)
-            except BackendError as error:
-                if error.code != PEER_ACCESS_NOT_ENABLED:
-                    raise
-            self._set_pool_access(pools[ordinal], _NO_ACCESS)
+        if enabled:
+            self._enable_access(ordinal, contexts[ordinal], pools[ordinal])
+            return
+        self._peers.add(pools[ordinal])  # asked for already: no copy asks again
+        try:
+            self._functions.CtxDisablePeerAccess(contexts[ordinal])
+        except BackendError as error:
+            if error.code != PEER_ACCESS_NOT_ENABLED:
+                raise
+        self._set_pool_access(pools[ordinal], _NO_ACCESS)
 
     def _enable_access(self, other: int, context: Any, pool: MemoryPool) -> None:
         """Let this device reach another's memory, plain and of its pool; without that the same copy passes through the host."""
@@ -204,16 +201,6 @@ class Copies(Part):
             access.location.id = self._ordinal
             access.flags = flags
             self._functions.MemPoolSetAccess(pool.handle, [access], 1)
-
-    @contextmanager
-    def _context_of(self, ordinal: int) -> Iterator[Any]:
-        """The primary context of a device that is open, because its memory is being copied."""
-        device = self._functions.DeviceGet(ordinal)
-        primary = self._functions.DevicePrimaryCtxRetain(device)
-        try:
-            yield primary
-        finally:
-            self._functions.DevicePrimaryCtxRelease(device)
 
 
 def _time_of(call: Callable[[], object]) -> float:

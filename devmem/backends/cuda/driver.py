@@ -13,14 +13,14 @@ from cuda.bindings import driver as cu
 from ...spi.errors import BackendError
 from ...spi.types import LEGACY_STREAM, Capability, DeviceInfo, MemoryKind
 from ...toolkit.deferred_errors import FirstError, fresh_copy
-from ...toolkit.driver_parts import ComposedDriver, DriverState, Part
+from ...toolkit.driver_parts import ComposedDriver, DriverState, Part, Taken
 from ...toolkit.graphs import Graphs
 from ...toolkit.handles import DEFAULT_STREAMS, Handles
 from ...toolkit.memory import READ_AND_WRITE, ForeignMemory, MemoryPool, PoolSharing
 from ...toolkit.streams import WORD_BYTES, Events, StreamHolds, Streams
 from ...toolkit.vendor_functions import INVALID_VALUE, NOT_SUPPORTED, RelaxedCapture, StatusErrors, VendorFunctions
 from .binding import STICKY, bind, bind_recorded, code_of, describe
-from .copies import Copies, pools
+from .copies import Copies, contexts, pools
 from .info import device_info
 from .kernels import Kernels
 from .memory import DEVICE_MAP, Memory, access_of, ipc_bytes, ipc_handle, pointer_data
@@ -42,7 +42,12 @@ class PrimaryContext(Part):
     def __init__(self, state: DriverState) -> None:
         super().__init__(state)
         self.device = state.functions.DeviceGet(state.ordinal)
-        self.primary = state.functions.DevicePrimaryCtxRetain(self.device)
+        self.primary: Any = None
+        self._taken = Taken()
+
+    def retain(self) -> None:
+        """Hold the context."""
+        self.primary = self._taken.take(self._recorded.DevicePrimaryCtxRetain, self.device)
 
     def enter(self) -> Any:
         if self._errors.lost is not None:
@@ -77,7 +82,7 @@ class PrimaryContext(Part):
 
     def release(self) -> None:
         """Let go of the context."""
-        self._functions.DevicePrimaryCtxRelease(self.device)
+        self._taken.give_back(lambda ended, _: self._recorded.DevicePrimaryCtxRelease(ended, self.device))
 
 
 class CudaDriver(ComposedDriver):
@@ -94,41 +99,21 @@ class CudaDriver(ComposedDriver):
             Handles(cu.CUstream, DEFAULT_STREAMS),
             Handles(cu.CUevent),
         )
-        self.context = context = PrimaryContext(state)
+        self.state, self.context = state, PrimaryContext(state)
         self.pool = pool = MemoryPool(state, cu.CUmemPool_attribute, cu.cuuint64_t, cu.CUmemoryPool)
-        try:
-            token = context.enter()
-            try:
-                info = device_info(functions, context.device, ordinal)
-                if info.facts["memory_pools"]:
-                    info = _with_pool(pool, info)
-            finally:
-                context.exit(token)
-        except BaseException:
-            with suppress(BackendError):
-                pool.destroy()
-            with suppress(BackendError):
-                context.release()
-            raise
-        streams, self.memory, self.kernels = (
-            Streams(state),
-            Memory(state, pool, int(info.facts["pinned_node"])),
-            Kernels(state),
-        )
-        self.state, self.info = state, info
-        self.table, self.table_blocks = table_of(state, context.primary, pool), self.memory.blocks
-        pools[ordinal] = pool
+        streams, self.memory, self.kernels = Streams(state), Memory(state, pool), Kernels(state)
+        self.table_blocks = self.memory.blocks
         self.graphs = Graphs(state, self)
         self.sharing = PoolSharing(
             state, pool, ipc_bytes, pointer_data, FILE_DESCRIPTOR, partial(_grant, functions, ordinal), "MemFree"
         )
-        copies = Copies(state, context.device, streams, self.memory.is_page_locked)
+        self.copies = Copies(state, self.context.device, streams, self.memory)
         self.pool_decompressible = partial(_make_decompressible, pool, ordinal)
         self.compose(
-            context,
+            self.context,
             self.graphs,
             self.memory,
-            copies,
+            self.copies,
             streams,
             Events(state, "EventCreate", (DISABLE_TIMING, 0)),
             pool,
@@ -143,18 +128,31 @@ class CudaDriver(ComposedDriver):
                 WAIT_UNTIL_AT_LEAST,
             ),
         )
+        self.synchronize = partial(self.graphs.synchronize, self.context.synchronize)
+        self.begin()  # nothing has been taken yet
         try:
-            token = context.enter()
-            try:
-                told = copies.choose(int(info.facts["driver_version"]))
-            finally:
-                context.exit(token)
+            self._take()
         except BaseException:
             with suppress(BackendError):
                 self.close()
             raise
+
+    def _take(self) -> None:
+        """Take the context and the pool, and find out what the device is."""
+        context, state, ordinal = self.context, self.state, self.state.ordinal
+        context.retain()
+        token = context.enter()
+        try:
+            info = device_info(state.functions, context.device, ordinal)
+            if info.facts["memory_pools"]:
+                info = _with_pool(self.pool, info)
+            self.memory.node = int(info.facts["pinned_node"])
+            told = self.copies.choose(int(info.facts["driver_version"]))
+        finally:
+            context.exit(token)
         self.info = dataclasses.replace(info, facts=MappingProxyType({**info.facts, "copy_calls": told}))
-        self.synchronize = partial(self.graphs.synchronize, context.synchronize)
+        self.table = table_of(state, context.primary, self.pool)
+        pools[ordinal], contexts[ordinal] = self.pool, context.primary
 
     def table_refused(self, call: int, status: int) -> NoReturn:
         """Raise for a function of the table."""
@@ -167,15 +165,14 @@ class CudaDriver(ComposedDriver):
         kept: releasing the last reference to it would unmap that. The context of a lost device is released: otherwise the device
         could not be used again.
         """
-        expected = () if self.state.errors.lost is None else (BackendError,)  # every call fails on a lost device
-        try:
-            with suppress(*expected):
-                self._give_back()
-                self.pool.destroy()
-        finally:
-            with suppress(*expected):
-                if expected or not (self.memory.host_blocks or self.memory.managed_blocks):
-                    self.context.release()
+        lost = self.state.errors.lost is not None
+        with FirstError() as first:
+            first.attempt(self._give_back)
+            first.attempt(self.pool.destroy)
+            if lost or not (self.memory.host_blocks or self.memory.managed_blocks):
+                first.attempt(self.context.release)
+            if lost and isinstance(first.error, BackendError):
+                first.error = None  # every call fails on a lost device
 
     def _give_back(self) -> None:
         """Give back what is in the tables: nothing uses it any more."""

@@ -40,11 +40,11 @@ class Memory(VirtualMemory):
 
     _least = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
 
-    def __init__(self, state: DriverState, pool: MemoryPool, node: int) -> None:
+    def __init__(self, state: DriverState, pool: MemoryPool) -> None:
         super().__init__(state)
         self._pool = pool
         #: The NUMA node for memory that is locked; -1: the system chooses.
-        self._node = node
+        self.node = -1
         #: Addresses of live memory: of the device, and what the host can see.
         self.blocks, self.host_blocks, self.managed_blocks = self.table(), self.table(), self.table()
         self.registered = self.table()
@@ -63,12 +63,12 @@ class Memory(VirtualMemory):
         wanted = PORTABLE if flags & AllocFlags.PORTABLE else 0
         wanted |= DEVICE_MAP if kind is MemoryKind.MAPPED else 0
         wanted |= WRITE_COMBINED if flags & AllocFlags.WRITE_COMBINED else 0
-        make = partial(self._relaxed, self._recorded.MemHostAlloc if self._node < 0 else self._alloc_near)
+        make = partial(self._relaxed, self._recorded.MemHostAlloc if self.node < 0 else self._alloc_near)
         return self._take(self.host_blocks, self._functions.MemFreeHost, make, nbytes, wanted)
 
     def _alloc_near(self, made: list[Any], nbytes: int, flags: int) -> None:
         """Allocate by the calling thread's policy: cuMemHostAlloc itself takes no node."""
-        near_node(self._node, partial(self._recorded.MemHostAlloc, made, nbytes, flags))
+        near_node(self.node, partial(self._recorded.MemHostAlloc, made, nbytes, flags))
 
     def free(self, ptr: int, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
         if not ptr:

@@ -75,14 +75,17 @@ class HostDriver(ComposedDriver):
         self._graphs = Graphs(self, engine)
         self.compose(current, engine, self._graphs)
         self.info = self._describe()
+        self._closed = False
         _open_drivers.add(self)
+        self.begin()  # what it has by now goes with the last reference, but for what `close` ends
 
     def close(self) -> None:
-        if self._current.key is not None:
+        if not self._closed:
             self._current.key = None  # from now on it is current nowhere
             self._engine.stop()
             _open_drivers.discard(self)
             self._space.close(in_use=any(not job.done for job in self._engine.foreign))
+            self._closed = True  # last: a close that was interrupted begins anew
             self._engine.warn_of_failures()
 
     # -- memory ------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -101,29 +102,30 @@ class RocDriver(ComposedDriver):
             lambda pool: functions.MemPoolSetAccess(pool, ACCESS(1, ordinal, READ_AND_WRITE), 1),
             "Free",
         )
+        self.state = state
+        self.compose(
+            current,
+            self.graphs,
+            self.memory,
+            self.copies,
+            streams,
+            Events(state, "EventCreateWithFlags", (UNTIMED, TIMED)),
+            self.pool,
+            self.kernels,
+            self.sharing,
+            ForeignMemory(
+                state,
+                bytes,
+                IpcHandle.from_buffer_copy,
+                lambda ptr: _device_of(functions.PointerGetAttributes(ptr), ptr),
+            ),
+            self.holds,
+        )
+        self.synchronize = partial(self.graphs.synchronize, current.synchronize)
         token = current.enter()
+        self.begin()  # nothing has been taken yet
         try:
-            self.state = state
             self.info = device_info(found, functions, ordinal, cuda_array_interface)
-            self.compose(
-                current,
-                self.graphs,
-                self.memory,
-                self.copies,
-                streams,
-                Events(state, "EventCreateWithFlags", (UNTIMED, TIMED)),
-                self.pool,
-                self.kernels,
-                self.sharing,
-                ForeignMemory(
-                    state,
-                    bytes,
-                    IpcHandle.from_buffer_copy,
-                    lambda ptr: _device_of(functions.PointerGetAttributes(ptr), ptr),
-                ),
-                self.holds,
-            )
-            self.synchronize = partial(self.graphs.synchronize, current.synchronize)
             can_pool = all(map(has, POOLS))
             can_share = all(map(has, POOL_SHARING))
             wanted = stream_ordered and self.info.facts["memory_pools"] and can_pool
@@ -135,7 +137,8 @@ class RocDriver(ComposedDriver):
                 self.info = dataclasses.replace(self.info, capabilities=capabilities, default_memory="")
             self.table, self.table_blocks = table_of(state, found.library, self.pool), self.memory.pooled
         except BaseException:
-            self.pool.destroy()
+            with suppress(DevmemError):  # what comes first is told
+                self.close()
             raise
         finally:
             current.exit(token)

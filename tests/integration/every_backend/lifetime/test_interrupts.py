@@ -377,6 +377,37 @@ def what_the_driver_has():
     return outside()
 
 
+def opened():
+    return dm.current_device().opened()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python reports what a finalizer raises
+@pytest.mark.parametrize("action", [opened, dm.reset, dm.close])
+def test_close_gives_back_the_driver_of_an_interrupted_opening_or_reset(action, at_point):
+    try:
+        live = control(opened().handle.info.backend).live
+    except (EmulatorNotLoaded, KeyError):
+        pytest.skip("contexts and pools are counted by an emulator alone")
+
+    def begin():
+        dm.close()
+        if action is not opened:
+            opened()
+
+    dm.close()
+    before = live()
+    begin()
+    with at_point(1 << 40, watched) as counted:
+        action()
+    for number in chosen((1 << 40) - counted.left, POINTS, action.__name__):
+        begin()
+        with at_point(number, watched) as point:
+            action()
+        assert (dm.to_device(DATA).copy_to_host() == DATA).all()
+        dm.close()
+        assert live() == before, point.where
+
+
 #: What a handler does, each on its own arrays.
 HANDLED = [
     "upload into",
