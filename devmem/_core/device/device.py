@@ -471,7 +471,8 @@ def _end_openings() -> None:
     except CannotWait:
         return
     with _lock, FirstError() as first:
-        for each in _openings.copy():
+        left = list(_openings)
+        for each in left:
             first.attempt(each.end)
 
 

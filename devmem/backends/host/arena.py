@@ -37,6 +37,8 @@ SLAB_LIMIT = CHUNK // 2  # larger blocks are slabs of their own
 KEPT_PAGES = 256 * CHUNK
 #: What the system tells of a file that holds device memory.
 FILE_NAME = "devmem-host"
+#: In how many pieces at least the pages of an arena that is free are given back.
+PIECES = 8
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
@@ -138,7 +140,8 @@ class Arena:
             self._drop_empty()
             if self._kept:
                 self._kept = 0
-                for run in re.finditer(rb"\0+", bytes(self._chunks)):
+                # In pieces, which are taken meanwhile: a handler that comes here allocates from the others.
+                for run in re.finditer(rb"\0{1,%d}" % (len(self._chunks) // PIECES + 1), bytes(self._chunks)):
                     first, end = run.span()
                     free, taken = bytes(end - first), b"\1" * (end - first)
                     if self._chunks[first:end] == free:

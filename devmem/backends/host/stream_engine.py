@@ -59,6 +59,7 @@ _lock = lock("order of jobs", Rank.WITHIN_DRIVER)
 _events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()  # of all devices
 _engines: weakref.WeakSet[StreamEngine] = weakref.WeakSet()
 _left_to_callers = False  # the program has ended: no thread begins a job any more
+_none_starts = False  # the program ends: a thread could not be started, and callers run the jobs of its stream
 
 
 class StreamEngine:
@@ -426,12 +427,14 @@ class StreamEngine:
 
     def _start_thread(self, stream: Stream) -> None:
         # Not by `threading.Thread`, whose `start` waits in Python: an interrupt there breaks the new thread.
+        global _none_starts
         stream.has_thread = True
         try:
             start_new_thread(self._work, (stream.queue,))
         except RuntimeError as error:
             stream.has_thread = False
-            if is_exiting():  # no thread can start any more: callers run the jobs
+            if is_exiting():
+                _none_starts = True
                 return
             raise host_error("stream", "OPERATING_SYSTEM", f"cannot start a thread for the stream: {error}") from error
 
@@ -447,8 +450,9 @@ class StreamEngine:
 
         A stream may have no thread then, and from our handler of `atexit` on no thread begins a job.
         """
-        jobs = _unfinished(job for job in wanted if job is not None)
-        if jobs and is_exiting():
+        # Not by `is_exiting`: before Python 3.13 an interrupt in `is_alive` of the main thread lets it count as ended.
+        if _left_to_callers or _none_starts:
+            jobs = _unfinished(job for job in wanted if job is not None)
             for job in sorted(jobs, key=attrgetter("number")):
                 # One without a number is no stream's: a hold, or what a thread does by itself.
                 if job.number and (wait or all(earlier.done for earlier in job.after)):

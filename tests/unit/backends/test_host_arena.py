@@ -289,3 +289,22 @@ def test_pages_of_what_was_freed_are_given_back_when_they_are_asked_for():
     assert resident() - before < MIB // 2
     assert ctypes.string_at(kept + arena.shift, 1000) == b"\7" * 1000
     arena.mapping.unmap()
+
+
+def test_a_handler_may_allocate_while_the_pages_of_a_free_arena_are_given_back(arena, at_point):
+    handled = []
+
+    def handler():
+        handled.append(arena.allocate(CHUNK))
+        release(arena, handled[-1], CHUNK)
+
+    number, left = 0, 0
+    while left <= 0:
+        number += 1
+        release(arena, arena.allocate(MIB), MIB)
+        with at_point(
+            number, lambda code: code is Arena.discard.__code__ or code is Arena._discard.__code__, handler
+        ) as point:
+            arena.discard()
+        left = point.left
+    assert len(handled) == number - 1 > 5

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import itertools
 import sys
+import threading
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -284,3 +285,18 @@ def test_a_finalizer_may_copy_at_any_point(driver, at_point):
         if at.left > 0:
             break
     assert len(ran) == point - 1
+
+
+def test_an_interrupt_does_not_end_the_main_thread(driver, at_point):
+    """Before Python 3.13 one in ``threading.main_thread().is_alive()`` does; then callers ran the jobs of streams."""
+    world = World(driver)
+    number, left = 0, 0
+    held = driver.hold(world.busy)
+    while left <= 0:
+        number += 1
+        with at_point(number, lambda code: watched(code) or code.co_filename == threading.__file__) as point:
+            driver.stream_query(world.busy)
+        left = point.left
+        assert threading.main_thread().is_alive(), point.where
+    driver.release(held)
+    assert number > 3
