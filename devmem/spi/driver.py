@@ -57,7 +57,7 @@ class Configurable(Backend, Protocol):
     def options(self) -> Mapping[str, Option | str]: ...
 
     def configure(self, options: Mapping[str, object]) -> None:
-        """Take what is set, before the backend is asked for anything; and the default of what was set before, and is no longer.
+        """Take what is set, before the backend is asked for anything; for an `Option` that is set no longer, its default.
 
         ConfigError for a name that ``options`` lacks, for a value of another type, and for one that is not allowed; then
         nothing has changed. `devmem.toolkit.settings` checks names and types.

@@ -20,7 +20,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar, cast
 
 from ...spi.driver import PROTOCOLS, Driver, FullDriver, SupportsPointerInfo, SupportsStridedCopy
-from ...spi.errors import ClosedError, DevmemError, DevmemWarning, PluginError, UnsupportedError
+from ...spi.errors import BackendError, ClosedError, DevmemError, DevmemWarning, PluginError, UnsupportedError
 from ...spi.types import LEGACY_STREAM, Capability, DeviceInfo, MemoryInfo, MemoryKind
 from ...toolkit.deferred_errors import fresh_copy
 from ...toolkit.driver_parts import STRIDED, WithoutStridedCopies, lacking
@@ -249,6 +249,14 @@ def known_bytes(driver: SupportsPointerInfo, low: int, nbytes: int) -> int:
             return at - low
         at = found[0] + found[1]
     return nbytes
+
+
+def known_or_all(driver: SupportsPointerInfo, low: int, nbytes: int) -> int:
+    """Return as many bytes as `known_bytes`; all where the driver fails, as its next call will, at which no block is lost."""
+    try:
+        return known_bytes(driver, low, nbytes)
+    except BackendError:
+        return nbytes
 
 
 class LastHandle(DeviceHandle):

@@ -380,11 +380,15 @@ class DeviceMemory:
                 first.attempt(heap.trim, 0)
 
     def unbind(self, driver: Driver) -> None:
-        """Let each part of the stacks go that is bound to the driver, which has all its memory back: it may be bound anew."""
+        """Let each stack go that is bound to the driver, which has all its memory back: it may be bound anew.
+
+        Not one with a part of a third party, which may keep addresses of the device that was closed.
+        """
         resources = [heap.resource for heap in self.all_heaps()] + [each() for each in self._forgotten]
-        for part in (part for resource in resources for part in chain(resource)):
-            if is_ours(part) and getattr(part, "driver", None) is driver and hasattr(part, "unbind"):
-                part.unbind()
+        for parts in map(chain, resources):
+            for part in parts if all(map(is_ours, parts)) else ():
+                if getattr(part, "driver", None) is driver and hasattr(part, "unbind"):
+                    part.unbind()
 
     def lent_blocks(self) -> int:
         """How many blocks the host, or another library, may still use."""

@@ -68,7 +68,7 @@ class Adaptor:
         tell(self.upstream, "bind", driver)
         below = self.upstream if is_ours(self.upstream) else Boundary(self.upstream, driver=driver)
         self._allocate, self._deallocate = below.allocate, below.deallocate
-        self._start()
+        self._start_anew()
         self.driver = driver
 
     def unbind(self) -> None:
@@ -76,7 +76,7 @@ class Adaptor:
         self.driver = None
         self._allocate = self._deallocate = unbound
 
-    def _start(self) -> None:
+    def _start_anew(self) -> None:
         """Count from zero: nothing is out. Called when it is made, and each time it is bound."""
 
     def allocate(self, nbytes: int, stream: int) -> int:

@@ -321,7 +321,7 @@ def already_bound(resource: object, bound: Driver | None, driver: Driver, what: 
     if old == new:  # a device has one driver at a time
         raise ClosedError(
             f"{resource!r} is bound to {old} as it was before it was reset or closed, and some of its memory is still in "
-            f"use: make a new {what} and give that to use_memory(), or drop the memory and call trim()"
+            f"use (drop it and call trim()), or a part of it is not devmem's own: make a new {what} and give that to use_memory()"
         )
     raise DevmemError(f"{resource!r} is bound to a device already, {old}: make another {what} for {new}")
 

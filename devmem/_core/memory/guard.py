@@ -102,9 +102,9 @@ class Guard(Adaptor):
         self._checks: set[object] = set()
         self._waits = True
         self._access: MemoryAccess
-        self._start()
+        self._start_anew()
 
-    def _start(self) -> None:
+    def _start_anew(self) -> None:
         self._live: dict[int, _Block] = {}
         self._kept: OrderedDict[int, _Block] = OrderedDict()
         self._kept_bytes = 0

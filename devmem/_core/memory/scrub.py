@@ -45,9 +45,9 @@ class Scrub(Adaptor):
         self.byte = byte
         self._waits = True
         self._access: MemoryAccess
-        self._start()
+        self._start_anew()
 
-    def _start(self) -> None:
+    def _start_anew(self) -> None:
         #: Blocks that could not be filled: address and bytes. Each step on the list is atomic.
         self.withheld: list[tuple[int, int]] = []
 

@@ -84,9 +84,9 @@ class Statistics(Adaptor):
     def __init__(self, upstream: MemoryResource | None = None, *, owners: bool = False) -> None:
         super().__init__(upstream)
         self._sites: dict[int, tuple[int, Site]] | None = {} if owners else None
-        self._start()
+        self._start_anew()
 
-    def _start(self) -> None:
+    def _start_anew(self) -> None:
         self.current_bytes = self.current_count = 0
         self.total_bytes = self.total_count = 0
         self._scopes = [_Scope(Snapshot(0, 0, 0, 0, 0, 0), 0, 0)]

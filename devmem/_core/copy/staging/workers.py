@@ -81,7 +81,7 @@ class CopyWorkers:
         """
         if not self._started:
             with suppress(RuntimeError):  # the system gives no more threads: the caller works alone
-                run_apart(self._start)
+                run_apart(partial(self._start, self._closes))
             self._started = True
         if self._trace is not None:
             steps = [partial(_traced, self._trace, step) for step in steps]
@@ -110,12 +110,12 @@ class CopyWorkers:
         """How many threads so many bytes are worth."""
         return max(1, min(self.threads, nbytes // PART))
 
-    def _start(self) -> None:
+    def _start(self, closes: int) -> None:
         """Start the threads that are missing; `run_apart` does, so that each is counted, whatever interrupts the caller.
 
+        ``closes`` is how many there were when it was asked for: behind an interrupt of the caller this may run after the next.
         It takes no lock: a finalizer of the user's, run by the collector in between, may copy.
         """
-        closes = self._closes
         with suppress(IndexError, RuntimeError):  # no more threads can be had: those there are do the work
             while True:
                 self._missing.popleft()

@@ -100,8 +100,8 @@ class PoolMemory(Pool):
         if isinstance(self.max_bytes, int) and self.max_bytes < UNIT:
             raise ConfigError(f"PoolMemory(max_bytes={max_bytes!r}): a pool needs at least {exact_size(UNIT)}")
 
-    def _start(self) -> None:
-        super()._start()
+    def _start_anew(self) -> None:
+        super()._start_anew()
         self._ready = self._lists.ready
         self._thread = self._lists.thread
         #: By stream, the free blocks of each requested size: for the compiled core, which does what a hit does.
