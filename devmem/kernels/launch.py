@@ -150,8 +150,8 @@ class Launch(ConfiguredKernel):
             token = entry.enter()
             if found is None:
                 found = codes.for_arguments(opened, looked_up, arguments, stream)
-            if opened.handle.dropped or opened.completions.busy:
-                opened.free_queue.safe_point()
+            if opened.handle.dropped or opened.completions.in_flight:
+                opened.free_queue.free_if_due()
             launch = found.compiled.launch
             if declared:
                 launch = _with_declared(launch, declared, handle.driver)

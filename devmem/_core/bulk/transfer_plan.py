@@ -202,8 +202,8 @@ class TransferPlan(Listed):
         self._check()
         opened, stream, recorder = self.opened, self.stream, self._recorder
         with CurrentDevice(opened.handle) as driver:
-            if opened.handle.dropped or opened.completions.busy:
-                opened.free_queue.safe_point()
+            if opened.handle.dropped or opened.completions.in_flight:
+                opened.free_queue.free_if_due()
             for allocation in self._allocations():
                 if allocation.freed:
                     allocation.refuse()

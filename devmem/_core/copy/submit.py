@@ -69,7 +69,7 @@ class Submitter:
         while True:
             if before and not blocking and self._shares_pages(host, stream):
                 blocking = True  # its owner may change it: it is pageable to that one, and page-locked to the driver
-            with _NOTHING_LOCKED if host is None or not before else locks.steady(*extent(host)):
+            with _NOTHING_LOCKED if host is None or not before else locks.hold_page_locks(*extent(host)):
                 try:
                     if rows is not None:
                         running = self.copy_rows(rows, dst, src, kind, stream, blocking, host)

@@ -115,7 +115,7 @@ def lane_of(opened: Any) -> object:
         refused=offered.table_refused,
         blocks=offered.table_blocks,
         queue=opened.free_queue,
-        completing=opened.completions.busy,
+        completing=opened.completions.in_flight,
         locks=opened.page_locks,
         legacy=opened.streams.legacy,
         own_streams=opened.streams._streams,

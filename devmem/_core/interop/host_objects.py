@@ -27,7 +27,7 @@ from ...spi.errors import LayoutError
 from ..base.arguments import foreign_attribute
 from ..base.layout import MAX_AXES, new_host
 from .dlpack import HOST_TYPES
-from .import_ import device_of_tensor, host_tensor, is_tensor
+from .foreign_arrays import device_of_tensor, host_tensor, is_tensor
 
 #: Types of which NumPy makes one element, or that it takes as they are: there is nothing to look for in them.
 _PLAIN = {bool, int, float, complex, str, bytes, range, type(None), np.ndarray}

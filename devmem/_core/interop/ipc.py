@@ -317,7 +317,7 @@ def opened(
         heap.live = Counted()
     home = opened.streams.stream_of(None)
     with CurrentDevice(opened.handle) as driver:
-        opened.free_queue.safe_point()
+        opened.free_queue.free_if_due()
         if isinstance(resource, OpenedPool) and descriptor is not None:
             base = resource.open((handle.owner, handle.raw), int(descriptor), handle.raw)
         elif handle.virtual:  # the driver maps no more than there is

@@ -131,7 +131,7 @@ class Allocation(AllocationState):
         """Every stream that devmem's work on the block may still be on."""
         return {self.home: None, **(self.streams or {})}
 
-    def hand_to(self, stream: Stream) -> None:
+    def order_for_consumer(self, stream: Stream) -> None:
         """Make a stream's later work come after all that devmem enqueued on the block, and count it among those that use it.
 
         For work of others, which the stream's own calls do not announce. The device is entered.
@@ -418,7 +418,7 @@ class ForeignAllocation(Allocation):
         """Where it was made ready, and where it was used; what only lent it a device's address is asked for all its copies."""
         if self.ready is not None:
             return {self.ready: None, **(self.streams or {})}
-        return dict.fromkeys(self.queue.completions.busy)
+        return dict.fromkeys(self.queue.completions.in_flight)
 
     def free(self) -> None:
         """Let go of the owner, once the work that uses its memory has passed."""

@@ -210,7 +210,7 @@ class CompletionTracker:
         self.events = _events_of[id(handle.driver)] = EventPool(handle)
         self._queue: CompletionQueue[Stream, tuple[object, ...]] = CompletionQueue(self.events)
         #: Streams that something waits on; what is false here needs no `poll`.
-        self.busy = self._queue.waiting
+        self.in_flight = self._queue.waiting
 
     def keep_until_complete(self, stream: Stream, *keep: object) -> None:
         """Keep objects alive until the stream has completed what is enqueued on it now.
@@ -224,7 +224,7 @@ class CompletionTracker:
         except BaseException:
             self._wait_or_leak(stream, keep)
             raise
-        if len(self.busy.get(stream, ())) > 1:
+        if len(self.in_flight.get(stream, ())) > 1:
             self.poll()
 
     def keep_interrupted(self, error: BaseException, stream: Stream, *keep: object) -> None:
@@ -269,7 +269,7 @@ class CompletionTracker:
 
     def poll(self) -> None:
         """Let go of what completed copies kept."""
-        if self.busy:
+        if self.in_flight:
             self._queue.completed()  # dies here, outside the lock
             self.events.drop_spare(SPARE_EVENTS)
 
@@ -280,11 +280,11 @@ class CompletionTracker:
 
     def is_busy(self, stream: Stream) -> bool:
         """Whether a copy on the stream still keeps something alive."""
-        return stream in self.busy
+        return stream in self.in_flight
 
     def count(self, stream: Stream) -> int:
         """How many copies on the stream keep something alive."""
-        return len(self.busy.get(stream, ()))
+        return len(self.in_flight.get(stream, ()))
 
     def order(self, later: int, earlier: int) -> None:
         """Make one stream's later work wait for what is on another now; by handle."""
@@ -309,7 +309,7 @@ class CompletionTracker:
 
     def leak_pending(self) -> None:
         """Never let go of what the running copies keep: nothing tells when they complete."""
-        leaked.extend(self.busy.values())
+        leaked.extend(self.in_flight.values())
 
     def forget(self) -> None:
         """Let go of everything: the device is idle, and its events are destroyed."""
@@ -320,7 +320,7 @@ class CompletionTracker:
         """In the child of a fork: keep what the parent's copies use, and take no lock that the parent may have held."""
         leaked.append(self._queue)
         self._queue = CompletionQueue(self.events)
-        self.busy = self._queue.waiting
+        self.in_flight = self._queue.waiting
 
     def _wait_or_leak(self, stream: Stream, keep: object) -> None:
         try:

@@ -134,13 +134,13 @@ class StreamTable:
             ) from None
         return self._by_handle(handle)
 
-    def new_stream(self, priority: object, non_blocking: object, safe_point: Callable[[], None]) -> Stream:
-        """A stream of devmem's own; ``safe_point`` is called with the device entered."""
+    def new_stream(self, priority: object, non_blocking: object, free_if_due: Callable[[], None]) -> Stream:
+        """A stream of devmem's own; ``free_if_due`` is called with the device entered."""
         least, greatest = self.handle.info.stream_priorities
         priority = max(min(priority_of(priority, least, greatest), least), greatest)
         non_blocking = bool(non_blocking)
         with CurrentDevice(self.handle) as driver:
-            safe_point()
+            free_if_due()
             owned = OwnedStream(
                 self.spare, (priority, non_blocking), 0, self._handles, self.handle, "stream_destroy", self._let_go
             )

@@ -25,7 +25,7 @@ Rows = tuple[int, int, int]
 Shape = tuple[int, int, int]
 
 
-def nothing() -> None:
+def no_work() -> None:
     """Do nothing: for a job that only takes a place in the order of its stream."""
 
 
@@ -66,7 +66,7 @@ class Job:
     def __init__(
         self,
         stream: Stream,
-        run: Run = nothing,
+        run: Run = no_work,
         args: Sequence[object] = (),
         after: Sequence[Job] = (),
         function: object = None,
@@ -93,7 +93,7 @@ class Job:
     def withdraw(self) -> bool:
         """Let the job only keep its place in the order. False if its work has begun."""
         try:
-            self.work[0] = nothing
+            self.work[0] = no_work
         except IndexError:
             return False
         return True

@@ -46,7 +46,7 @@ def house(tmp_path_factory):
                 "def rows(driver, running):",
                 "    running |= driver.copy(1, 2)",
                 "def pattern(driver):",
-                "    made = scratch(1)",
+                "    made = page_aligned_empty(1)",
                 "    if driver.copy(1, address(made)):",
                 "        pass",
             ]

@@ -107,7 +107,7 @@ def store_elements(
     stream = source.stream_in_force()
     with CurrentDevice(source.open_device.handle):
         stream.check_waitable()
-        source.open_device.free_queue.safe_point()
+        source.open_device.free_queue.free_if_due()
         with StreamUse(stream, source.allocation):
             if fortran or source.is_c_contiguous():
                 _write_contiguous(source, file, temporary, start, stream)

@@ -88,7 +88,7 @@ class Array:
 
     def given(self, blocks: Blocks) -> DeviceNDArray[Any]:
         """The array, for the program."""
-        nothing = self.opened.memory.nothing
+        nothing = self.opened.memory.empty_allocation
         made = self.over(nothing(self.opened.streams.default) if self.block is None else blocks.lend(self.block))
         made._stream = self.stream
         return made
@@ -234,7 +234,7 @@ def _ordered(array: Array) -> Allocation:
     stream = array.opened.streams.stream_of(0)
     if allocation.streams is not None or stream is not allocation.home:
         with CurrentDevice(array.opened.handle):
-            allocation.hand_to(stream)
+            allocation.order_for_consumer(stream)
     return allocation
 
 

@@ -116,7 +116,7 @@ class CopyWorkers:
         It takes no lock: a finalizer of the user's, run by the collector in between, may copy.
         """
         closes = self._closes
-        with suppress(IndexError, RuntimeError):  # no more threads can be had: those there are do the work
+        with suppress(IndexError, RuntimeError):  # no more threads can be had: use the threads that did start
             while True:
                 self._missing.popleft()
                 if self._closes != closes:

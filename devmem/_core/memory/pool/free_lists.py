@@ -221,7 +221,7 @@ class FreeLists:
                 self.ready[stream] = found.by_request
         return found
 
-    def file(self, ptr: int, nbytes: int, stream: int) -> None:
+    def put_block(self, ptr: int, nbytes: int, stream: int) -> None:
         """Put a block that came back into the cache of its stream, whose handle is therefore valid until `forget_stream`."""
         cache = self.cache_of(stream)
         if not cache.handle_valid:

@@ -136,7 +136,7 @@ class PoolMemory(Pool):
         try:
             blocks: list[int] = (self._ready[stream] if stream != PER_THREAD_STREAM else self._thread.ready)[nbytes]
         except (LookupError, AttributeError):  # the first block of its size on the stream
-            self._lists.change(self._lists.file, ptr, nbytes, stream)
+            self._lists.change(self._lists.put_block, ptr, nbytes, stream)
         else:
             blocks.append(ptr)
 
