@@ -134,7 +134,7 @@ def _from_host(obj: object, opened: OpenDevice, copy: bool | None) -> DeviceNDAr
 
 
 class _Tensor:
-    """What exports one capsule, which is there already."""
+    """An exporter of one DLPack capsule that was made already."""
 
     def __init__(self, capsule: object, device: tuple[int, int]) -> None:
         self.capsule, self.device = capsule, device

@@ -524,7 +524,7 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
         return array_interface(self, self.allocation, self.open_device.streams)
 
     def get_ipc_handle(self) -> IpcHandle:
-        """What another process opens the memory with, by `open_ipc_array`; it pickles. What devmem enqueued is waited for.
+        """Return a picklable handle for another process's `open_ipc_array`. What devmem enqueued is waited for.
 
         The memory stays this process's: keep the array until the other process has let go of its own.
 

@@ -24,7 +24,7 @@ S = TypeVar("S")
 
 
 class Step(Protocol):
-    """What makes a view of a host array, and the same view of a device array."""
+    """A function that makes a view of a host array, and the same view of a device array."""
 
     def __call__(self, array: Any, /) -> Any: ...
 
