@@ -42,7 +42,7 @@ Replacing = DeviceNDArray[Any] | npt.NDArray[Any] | Sequence[DeviceNDArray[Any] 
 
 
 class Record:
-    """What a plan has made and keeps: a graph, and what the graph uses. It goes back through the queue of what was dropped."""
+    """The parts of a plan: its graph, and what the graph uses. They go back through the queue of dropped items."""
 
     __slots__ = ("event", "graph", "kept", "memory", "opened", "stream", "table")
 
@@ -176,7 +176,7 @@ class TransferPlan(Listed):
 
     @property
     def copies(self) -> int:
-        """How many copies between arrays were recorded; `update` replaces their sides."""
+        """Number of copies between arrays that were recorded; `update` replaces their sides."""
         return len(self._recorder.copies)
 
     @property

@@ -47,7 +47,7 @@ _nbytes, _dtype = attrgetter("nbytes"), attrgetter("dtype")
 
 
 class _Route(IntEnum):
-    """How an array gets to the device."""
+    """The way of an array to the device."""
 
     PACKED = 0
     BATCHED = 1
@@ -143,7 +143,7 @@ class _Upload:
         return arrays
 
     def _routes(self) -> list[_Route]:
-        """How each array is copied; an empty list where all are packed."""
+        """Choose the way of each array; an empty list where all are packed."""
         if self.sources and self.stream.is_capturing():
             # What a graph copies it copies whenever it is launched, from where the user's arrays are.
             return [_Route.SINGLE] * len(self.sources)
@@ -169,7 +169,7 @@ class _Upload:
         return routes
 
     def _route(self, source: npt.NDArray[Any]) -> _Route:
-        """How a large array is copied."""
+        """Choose the way of a large array."""
         copies = self.opened.copies
         if not (copies.batches or copies.volume_batches) or not self._is_locked(source):
             return _Route.SINGLE

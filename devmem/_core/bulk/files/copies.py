@@ -135,7 +135,7 @@ def path_of(path: object) -> str:
 
 
 def _elements(file: OpenFile, dtype: object, shape: object, offset: SupportsIndex) -> Elements:
-    """What is to be loaded: as the file says, or as the caller does."""
+    """Return the elements to load: as the file says, or as the caller does."""
     (start,) = integers_of((offset,), "load(offset=): an offset is a whole number of bytes")
     if not 0 <= start <= file.size():
         raise LayoutError(

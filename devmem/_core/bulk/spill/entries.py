@@ -1,4 +1,4 @@
-"""What a store keeps of each key: the tier that it is on, the value there, and the call that moves it.
+"""The entries of a store: for each key the tier that it is on, the value there, and the call that moves it.
 
 The lock of the store protects all of it.
 """
