@@ -108,7 +108,7 @@ class CopyEngine:
         return is_pitched(self.handle, rows, kind)
 
     def memory_of(self, host: npt.NDArray[Any]) -> HostMemory:
-        """What a host array's memory is."""
+        """Return the sort of a host array's memory."""
         return host_memory_of(self.handle, self.page_locks, host)
 
     def is_cut(self, host: npt.NDArray[Any]) -> bool:
@@ -313,7 +313,7 @@ class CopyEngine:
         return plan
 
     def boxes(self, dst: ArrayView[Any], src: ArrayView[Any], stream: Stream) -> list[Box]:
-        """What copies one region of the device to another as a part of a batch; empty where only `copy_part` does."""
+        """Return boxes that copy one region of the device to another in a batch; none where only `copy_part` does."""
         if not self.volume_batches or stream.is_capturing():
             return []
         plan = plan_copy(D2D, dst, src, self, stream)

@@ -1,4 +1,4 @@
-"""What a driver is asked to do for a copy, in as few calls as the device can do it in.
+"""Submission of copies to a driver, in as few calls as the device can do them in.
 
 `Submitter.copy` is the one place where a run of bytes is copied: every other copy is made of it, or of the driver's strided
 copies. A ``host`` array that is given to it, or to `Submitter.copy_rows`, is kept alive as long as the device

@@ -107,7 +107,7 @@ class CopyWorkers:
                 self._missing.append(None)
 
     def _share(self, nbytes: int) -> int:
-        """How many threads so many bytes are worth."""
+        """Return the number of threads that pay for a copy of so many bytes."""
         return max(1, min(self.threads, nbytes // PART))
 
     def _start(self) -> None:
