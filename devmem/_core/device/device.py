@@ -121,7 +121,7 @@ class Device(_Advice):
 
     @property
     def name(self) -> str:
-        """What the vendor calls the device."""
+        """The vendor's name for the device."""
         return self.info.name
 
     def memory_info(self) -> MemoryInfo:

@@ -33,7 +33,7 @@ UPLOAD, DOWNLOAD, WAIT = 4, 5, 6
 
 
 class LaneAnswers:
-    """What a lane asks, of one open device (`OpenDevice`, which imports this)."""
+    """The answers to a lane's questions about one open device (`OpenDevice`, which imports this)."""
 
     def __init__(self, opened: Any, driver: Driver) -> None:
         self.opened = opened
