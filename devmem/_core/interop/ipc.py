@@ -217,7 +217,7 @@ _opened: dict[type[Opened], WeakKeyDictionary[OpenDevice, Opened]] = {
 
 
 def handle_of(view: ArrayView[Any], allocation: Allocation) -> IpcHandle:
-    """What another process opens the array's memory with; all that devmem enqueued on it is waited for.
+    """Return the handle by which another process opens an array's memory, after waiting for devmem's work on it.
 
     Raises
     ------
