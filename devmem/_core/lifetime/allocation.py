@@ -410,12 +410,12 @@ class ForeignAllocation(Allocation):
             super().after_use(stream)
 
     def after_peer_use(self, stream: Stream, completions: CompletionTracker) -> None:
-        """As `after_use`."""
+        """Keep the owner alive until another device's stream has passed this use."""
         completions.keep_until_complete(stream, self.owner)
         super().after_peer_use(stream, completions)
 
     def uses(self) -> dict[Stream, Event | None]:
-        """Where it was made ready, and where it was used; what only lent it a device's address is asked for all its copies."""
+        """Return the streams that made it ready or used it; where it only lent an address, all that have copies in flight."""
         if self.ready is not None:
             return {self.ready: None, **(self.streams or {})}
         return dict.fromkeys(self.queue.completions.in_flight)

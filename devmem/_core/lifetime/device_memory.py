@@ -387,7 +387,7 @@ class DeviceMemory:
                 part.unbind()
 
     def lent_blocks(self) -> int:
-        """How many blocks the host, or another library, may still use."""
+        """Count the blocks that the host, or another library, may still use."""
         return sum(len(heap.lent) for heap in self.all_heaps())
 
     # -- below ---------------------------------------------------------------------------------------------------------

@@ -406,7 +406,7 @@ def _join(ranges: Iterable[tuple[int, int]], low: int, high: int) -> bool:
 
 
 class Run(list["Segment"]):
-    """What a registration holds: its segments stay locked until it is cleared, or nothing refers to it any more."""
+    """The segments of a registration, which stay locked until it is cleared, or nothing refers to it any more."""
 
     __slots__ = ("__weakref__",)
 
