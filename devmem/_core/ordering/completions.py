@@ -1,4 +1,4 @@
-"""What must live until a stream has completed a piece of work: the only owner of "an event behind it".
+"""Objects that must live until a stream has completed a piece of work: the only owner of "an event behind it".
 
 A copy that may still run after its call needs both of its sides; a block that comes back on a stream may be used by another only
 when that stream has passed the work before it. Each such payload is put behind an event, in the order of its stream, and given
@@ -203,7 +203,7 @@ class CompletionQueue(Generic[K, T]):
 
 
 class CompletionTracker:
-    """What the running copies of one open device keep alive."""
+    """The tracker of the running copies of one open device, which keeps their sides alive."""
 
     def __init__(self, handle: DeviceHandle) -> None:
         self.handle = handle
@@ -283,7 +283,7 @@ class CompletionTracker:
         return stream in self.in_flight
 
     def count(self, stream: Stream) -> int:
-        """How many copies on the stream keep something alive."""
+        """Count the copies on the stream that keep something alive."""
         return len(self.in_flight.get(stream, ()))
 
     def order(self, later: int, earlier: int) -> None:
@@ -291,7 +291,7 @@ class CompletionTracker:
         self.handle.driver.stream_wait(later, self.events.record(earlier))
 
     def order_behind(self, later: int, earlier: Stream) -> None:
-        """As `order`, behind a stream that another thread may close meanwhile."""
+        """Make one stream wait for another, which another thread may close meanwhile."""
         with self.events.leases.hold():
             self.order(later, earlier.order_handle())
 

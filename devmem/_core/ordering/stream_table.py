@@ -38,7 +38,7 @@ class OwnedStream(LentHandle):
     streams: StreamTable
 
     def end(self) -> None:
-        """As for every handle.
+        """Return the handle to the driver, like every handle, after telling the memory stacks.
 
         Told when no lease can hand a block back on the stream any more, and while the handle still is this stream's: a pool must
         not take the next stream with that number for it. Where an interrupt comes before they all know, the stream stays.
