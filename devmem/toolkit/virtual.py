@@ -41,7 +41,7 @@ class VirtualMemory(Holdings, ABC):
 
     @abstractmethod
     def _properties(self, kind: int) -> Any:
-        """What the memory is: of this device, for handles of that kind."""
+        """Return the properties of memory of this device, for handles of that kind."""
 
     @abstractmethod
     def _access(self) -> Any:

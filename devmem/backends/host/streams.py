@@ -1,4 +1,4 @@
-"""What a stream engine works on: streams, events, and jobs: copies, fills and host functions.
+"""The objects of a stream engine: streams, events, and jobs: copies, fills and host functions.
 
 The functions that jobs call are given addresses that can be touched, never a device's. Those of ctypes and NumPy release the
 GIL, so streams run beside each other and beside the caller.
@@ -122,7 +122,7 @@ class Job:
 
 
 class Use(Job):
-    """What a caller does by itself, on its own thread, to memory of the device whose ``foreign`` jobs these are."""
+    """Work of a caller on its own thread, with memory of the device whose ``foreign`` jobs these are."""
 
     __slots__ = ("freed", "ptr", "thread")
 
@@ -142,7 +142,7 @@ class Use(Job):
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Event:
-    """What was enqueued last on a stream when the event was recorded: a job, or None if all jobs of the stream were done."""
+    """A recorded event: the last job that was enqueued on a stream then, or None if all its jobs were done."""
 
     timing: bool
     stream: Stream | None = None
