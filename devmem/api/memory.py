@@ -1,4 +1,4 @@
-"""Where device memory comes from, how much there is, and giving it back."""
+"""Verbs that choose where device memory comes from, measure it, and give it back."""
 
 from __future__ import annotations
 
