@@ -61,7 +61,7 @@ class ReexportIndex:
 
     @cached_property
     def words(self) -> frozenset[str] | None:
-        """What the modules call names of numba that have rules: the last parts of what `lookup` resolves to those.
+        """The modules' own names for names of numba that have rules: the last parts of what `lookup` resolves to those.
 
         None: any word may be one, as a module imports all names of numba's.
         """
@@ -105,7 +105,7 @@ class ReexportIndex:
                 yield each.endswith("*") or bool(self._resolved(place, each, own=True))
 
     def _resolved(self, place: ModuleLocation, name: str, own: bool = False) -> set[str]:
-        """What a name resolves to in the module at ``place``; ``own``: it is one of the module's own names."""
+        """Return what a name resolves to in the module at ``place``; ``own``: it is one of the module's own names."""
         if numba_name(name).partition(".")[0] == "numba" and not own:
             return {name}
         if (place, name) in self._resolving:  # modules that import each other

@@ -240,7 +240,7 @@ class UsageScan(NameResolver):
         return found
 
     def findings(self, wrapper: metadata.MetadataWrapper) -> set[Finding]:
-        """What was found, with the lines, which are computed for the whole module."""
+        """Return the findings with their lines, which are computed for the whole module."""
         lines = wrapper.resolve(metadata.PositionProvider) if self._found else {}
         return {
             Finding(lines[node].start.line, name, what, kind, refused_by)
