@@ -60,7 +60,7 @@ class Launch(ConfiguredKernel):
         return f"<launch of {self.kernel} on {self.grid} blocks of {self.block} threads>"
 
     def again(self) -> methodcaller:
-        """What configures a kernel likewise; TypeError if a stream is named, which other processes do not have."""
+        """Return what configures a kernel the same way; TypeError for a named stream, which other processes do not have."""
         if self.stream:
             raise TypeError(
                 f"{self!r} cannot be pickled: it is on {self.stream!r}, which means something in this process only; "
@@ -274,7 +274,7 @@ class EmptyLaunch(ConfiguredKernel):
         return f"<launch of {self.kernel} on no elements>"
 
     def again(self) -> methodcaller:
-        """What configures a kernel likewise."""
+        """Return a callable that configures a kernel the same way."""
         return methodcaller("forall", 0)
 
     def __call__(self, /, *arguments: Any, **named: Any) -> None:
