@@ -35,7 +35,7 @@ class DeviceChecks(ConformanceSuite):
             assert name and name == name.strip().lower(), f"options has {name!r}: names are in lower case"
 
     def test_backend_can_be_used_with_nothing_set(self) -> None:
-        """Where nothing is set, ``configure`` is called with an empty mapping."""
+        """``configure`` is called with an empty mapping where nothing is set."""
         backend = self.make_backend()
         if not isinstance(backend, Configurable):
             pytest.skip("the backend has no settings")

@@ -128,7 +128,7 @@ class Injectable:
 
     @property
     def calls(self) -> Counter[str]:
-        """How often each method was called; calls that failed count too."""
+        """The number of calls of each method; calls that failed count too."""
         return self.faults.calls
 
 
@@ -390,7 +390,7 @@ class FaultyBackend(Injectable):
 
 
 class Fallible(Protocol):
-    """What `every_failure` needs of its target; `FaultyDriver` and `FaultyBackend` have it."""
+    """The methods that `every_failure` needs of its target; `FaultyDriver` and `FaultyBackend` have them."""
 
     def fail_at(
         self, nth: int, method: str | None = None, error: Failure | None = None, *, repeat: bool = False
