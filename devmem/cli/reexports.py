@@ -1,4 +1,4 @@
-"""Which names of numba's the modules of a code base re-export: ``from .gpu import cuda``. The modules are parsed, never run."""
+"""Names of numba's that the modules of a code base re-export: ``from .gpu import cuda``. The modules are parsed, never run."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ReexportIndex:
         self._resolving: set[tuple[ModuleLocation, str]] = set()
 
     def lookup(self, path: Path, name: str) -> set[str]:
-        """Which names of numba's, or of the drop-ins', a name in a file resolves to by way of other files.
+        """Return the names of numba's, or of the drop-ins', that a name resolves to by way of other files.
 
         ``name`` begins with the module of its import: ``.gpu.cuda.jit`` for ``cuda.jit`` after ``from .gpu import cuda``.
         """

@@ -25,7 +25,7 @@ DEVMEM_NAMES = frozenset(name for _, name in TARGETS.values())
 
 
 class NumbaUse(NamedTuple):
-    """Which names of ``numba`` a module uses through ``import numba``: targets of the migration, and others."""
+    """The names of ``numba`` that a module uses through ``import numba``: targets of the migration, and others."""
 
     targets: set[str]
     others: set[str]

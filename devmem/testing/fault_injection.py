@@ -52,7 +52,7 @@ class LiveCounts(NamedTuple):
 
 
 class FailurePlan:
-    """Which driver call fails, and with which error. One driver has its own plan; the drivers of a backend share one."""
+    """The driver call that is to fail, and its error. One driver has its own plan; the drivers of a backend share one."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()

@@ -51,7 +51,7 @@ class _WithDefaultStreams(ComposedDriver):
 
 
 class _Order:
-    """Which streams are ordered with the legacy stream, and what they wait for already."""
+    """The streams that are ordered with the legacy stream, and what they wait for already."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver

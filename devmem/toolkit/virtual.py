@@ -45,7 +45,7 @@ class VirtualMemory(Holdings, ABC):
 
     @abstractmethod
     def _access(self) -> Any:
-        """That this device may read and write."""
+        """Return the description of this device's access: it may read and write."""
 
     @abstractmethod
     def _place(self, handle: Any) -> int:

@@ -22,7 +22,7 @@ ELSEWHERE = "DEVMEM_EMULATOR"
 
 
 class DefaultStream(StrEnum):
-    """Which stream orders work for which none was named."""
+    """The stream that orders work for which none was named."""
 
     LEGACY = "legacy"
     PER_THREAD = "per-thread"

@@ -50,7 +50,7 @@ waits = _Waits()
 
 
 def begin() -> float:
-    """When a copy begins, for `CopyStatistics.count`; from here on this thread's waits are the copy's."""
+    """Return the start of a copy, for `CopyStatistics.count`; from here on this thread's waits are the copy's."""
     waits.seconds = 0.0
     return perf_counter()
 

@@ -1,4 +1,4 @@
-"""Which backend: the one asked for, else the first GPU backend that is usable, else the host with a warning."""
+"""The choice of a backend: the one asked for, else the first GPU backend that is usable, else the host with a warning."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ class PageLockTable:
                 )
 
     def cuts(self, low: int, high: int) -> list[int]:
-        """Where, inside a range of addresses, locked memory begins or ends."""
+        """Return the addresses inside a range at which locked memory begins or ends."""
         edges = self._edges
         return edges[bisect_right(edges, low) : bisect_left(edges, high)]
 

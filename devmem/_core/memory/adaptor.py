@@ -95,7 +95,7 @@ class Adaptor:
 
     @property
     def kind(self) -> MemoryKind:
-        """Whose memory it is: the device's, unless the bottom of the stack says otherwise."""
+        """The kind of the memory: the device's, unless the bottom of the stack says otherwise."""
         return kind_of(self.upstream)
 
     @property

@@ -258,7 +258,7 @@ class StreamOrderedMemory(_Direct):
 
     @property
     def shared_cache(self) -> object:
-        """Whose memory `cached_bytes` counts: every such resource of a device draws on the driver's one pool."""
+        """The owner of what `cached_bytes` counts: every such resource of a device draws on the driver's one pool."""
         return self.driver
 
     def trim(self, keep_bytes: int) -> None:

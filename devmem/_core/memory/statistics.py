@@ -137,7 +137,7 @@ class Statistics(Adaptor):
             )
 
     def owners(self, most: int = 10) -> list[Owner]:
-        """Which lines of the program hold the most bytes, largest first; none unless it was made with ``owners=True``."""
+        """Return the program's lines that hold the most bytes, largest first; none unless it was made with ``owners=True``."""
         with self._lock:
             sites = list(self._sites.values()) if self._sites else []
         nbytes: Counter[Site] = Counter()

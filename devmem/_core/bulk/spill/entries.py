@@ -29,7 +29,7 @@ class Tier:
 
 
 class Claim:
-    """That a call is moving an entry, or has taken one out; the entry refers to it weakly."""
+    """The claim of a call that is moving an entry, or has taken one out; the entry refers to it weakly."""
 
     __slots__ = ("__weakref__", "entry", "thread")
 

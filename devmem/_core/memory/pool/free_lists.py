@@ -1,4 +1,4 @@
-"""Which bytes of a pool are free, and who may use them. No driver is called here.
+"""The free bytes of a pool, and the streams that may use them. No driver is called here.
 
 A pool takes chunks from its upstream. Every free byte of a chunk is in one of three places: in the cache of a stream
 (`StreamCache`), behind an event (`PendingBlocks`), or idle, where every stream may use it. Chunks whose every byte is idle
