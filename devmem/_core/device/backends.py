@@ -14,7 +14,7 @@ from ..base.plugin_registry import registry
 
 @dataclass(frozen=True)
 class BackendStatus:
-    """The status of a backend: its name, whether it can be used here, else why not, its devices and its distribution.
+    """The status of a backend: its name, whether it can be used here, else why not, its devices and who supplies it.
 
     Examples
     --------

@@ -38,10 +38,10 @@ class OwnedStream(LentHandle):
     streams: StreamTable
 
     def end(self) -> None:
-        """Return the handle to the driver, like every handle, after telling the memory stacks.
+        """End like every handle, after the memory stacks have been told.
 
-        Told when no lease can hand a block back on the stream any more, and while the handle still is this stream's: a pool must
-        not take the next stream with that number for it. Where an interrupt comes before they all know, the stream stays.
+        They are told when no lease can hand a block back on the stream any more, while the handle still is this stream's: a pool
+        must not take the next stream with that number for it. Where an interrupt comes before they all know, the stream stays.
         """
         if self.is_out():
             with FirstError() as first:
