@@ -35,7 +35,7 @@ OTHER_NAMES = DEVMEM_NAMES | {f"{SUCCESSOR}.cuda": "numba.cuda"}
 
 
 class FindingKind(StrEnum):
-    """What a finding asks of the user."""
+    """The action that a finding asks of the user."""
 
     LOOK = "look"  #: missing in devmem, or different there: the user has to look, and the exit code says so
     CUDA = "cuda"  #: provided by numba-cuda: works on CUDA only
@@ -59,7 +59,7 @@ EVERYWHERE = SIMULATOR, CUDA, ROCM = "the simulator", "CUDA", "ROCm"
 
 
 class Verdict(NamedTuple):
-    """What to report of a name; ``provided``: devmem has it, so imports of it move."""
+    """The report of a name; ``provided``: devmem has it, so imports of it move."""
 
     kind: FindingKind
     name: str
@@ -172,7 +172,7 @@ def setting(name: str) -> tuple[str, str] | None:
 
 
 def plugin(name: str) -> str | None:
-    """What to report of a name in a third-party plugin for numba; None for other names."""
+    """Return the report of a name in a third-party plugin for numba; None for other names."""
     found = next((each for each in PLUGINS if name == each or name.startswith(f"{each}.")), None)
     return found and NUMBA_ONLY_PLUGIN.format(PLUGINS[found])
 
@@ -222,7 +222,7 @@ def numba_name(name: str) -> str:
 
 
 def verdicts_on(name: str) -> list[Verdict]:
-    """What to report of a name of numba's, or of a drop-in in code that was migrated already."""
+    """Return the reports of a name of numba's, or of a drop-in in code that was migrated already."""
     their = numba_name(name)
     if not target_of(their):
         return []
@@ -252,7 +252,7 @@ def is_module(name: str) -> bool:
 
 
 def member(decorator: str, name: str, device: bool) -> list[str]:
-    """What to report of an attribute of a decorated function: of a kernel, or of a device function (``device``)."""
+    """Return the reports of an attribute of a decorated function: of a kernel, or of a device function (``device``)."""
     if decorator not in KERNEL_DECORATORS:
         return []
     made = _decorated(decorator, device)
@@ -260,7 +260,7 @@ def member(decorator: str, name: str, device: bool) -> list[str]:
 
 
 def kept_by_numba(names: set[str]) -> str:
-    """What to report of an import whose other names stay in numba."""
+    """Return the report of an import whose other names stay in numba."""
     used = ", ".join(sorted(names - {""}))
     types = "; kernels take NumPy's types, and signatures take strings" if any(map(TYPES.fullmatch, names)) else ""
     return f"stays{f' for {used}' if used else ''}, and has to be installed{types}"
@@ -292,7 +292,7 @@ def _module(target: str) -> Any:
 
 @lru_cache
 def _offered(name: str) -> Verdict | None:
-    """What to report of a name of numba's, looked up in the drop-in part by part; None if it works on every backend."""
+    """Return the report of a name of numba's, found part by part in the drop-in; None if it works on every backend."""
     path = target_of(name)
     found = _module(path)
     for part in name.removeprefix(path).split(".")[1:]:
@@ -348,7 +348,7 @@ def _is_plain(found: Any) -> bool:
 
 
 def _missing(holder: Any, name: str) -> str:
-    """What to report of a name that the drop-in lacks."""
+    """Return the report of a name that the drop-in lacks."""
     why = getattr(holder, "REFUSED", {}).get(name)
     if why:
         return f"is not in devmem: {why}"

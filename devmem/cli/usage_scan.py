@@ -25,7 +25,7 @@ DEVMEM_NAMES = frozenset(name for _, name in TARGETS.values())
 
 
 class NumbaUse(NamedTuple):
-    """Which names of ``numba`` a module uses through ``import numba``: targets of the migration, and others."""
+    """The names of ``numba`` that a module uses through ``import numba``: targets of the migration, and others."""
 
     targets: set[str]
     others: set[str]
@@ -240,7 +240,7 @@ class UsageScan(NameResolver):
         return found
 
     def findings(self, wrapper: metadata.MetadataWrapper) -> set[Finding]:
-        """What was found, with the lines, which are computed for the whole module."""
+        """Return the findings with their lines, which are computed for the whole module."""
         lines = wrapper.resolve(metadata.PositionProvider) if self._found else {}
         return {
             Finding(lines[node].start.line, name, what, kind, refused_by)

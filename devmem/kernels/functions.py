@@ -93,7 +93,7 @@ class ConfiguredKernel(Unchanging):
         self.kernel = kernel
 
     def again(self) -> methodcaller:
-        """What configures a kernel likewise, in any process."""
+        """Return a callable that configures a kernel the same way, in any process."""
         raise NotImplementedError
 
     def __reduce__(self) -> tuple[Any, ...]:

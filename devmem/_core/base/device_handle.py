@@ -70,7 +70,7 @@ class PublicDevice(Protocol):
 
 
 class Droppable(Protocol):
-    """What a finalizer may append to `DeviceHandle.dropped`: an allocation, a stream, an event, a loaded kernel."""
+    """An item of `DeviceHandle.dropped`, where finalizers put it: an allocation, a stream, an event, a loaded kernel."""
 
     @property
     def nbytes(self) -> int:
@@ -241,7 +241,7 @@ def checks_memory(info: DeviceInfo) -> bool:
 
 
 def known_bytes(driver: SupportsPointerInfo, low: int, nbytes: int) -> int:
-    """How many bytes from an address on the entered driver knows as memory, ``nbytes`` at most: of several allocations, too."""
+    """Count the bytes from an address on that the entered driver knows, ``nbytes`` at most: of several allocations, too."""
     at = low
     while at < low + nbytes:
         found = driver.pointer_range(at)
@@ -394,7 +394,7 @@ def without_own_frames(error: E) -> E:
 
 
 def checked_driver(driver: object, backend: str, ordinal: int) -> Driver:
-    """What a backend's ``open`` returned, if it keeps the form of the contract.
+    """Return the driver that a backend's ``open`` returned, once its form was checked against the contract.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""How the simulator runs kernels: what the scope says, else the settings."""
+"""The simulator's options: those of the scope, else those of the settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THREADS = max(2, min(os.cpu_count() or 1, 4))
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What a launch in the simulator looks out for. Documented at `devmem.simulator`."""
+    """The checks and options of a launch in the simulator. Documented at `devmem.simulator`."""
 
     race_check: bool = False
     shuffle: int | None = None

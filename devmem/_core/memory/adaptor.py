@@ -1,4 +1,4 @@
-"""What every resource over another one has in common."""
+"""The base of resources that stand over another one."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ class Adaptor:
         """Count from zero: nothing is out. Called when it is made, and each time it is bound."""
 
     def allocate(self, nbytes: int, stream: int) -> int:
-        """As the upstream does."""
+        """Allocate from the upstream."""
         return self._allocate(nbytes, stream) if nbytes else 0
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
-        """As the upstream does."""
+        """Give the block back to the upstream."""
         if ptr:
             self._deallocate(ptr, nbytes, stream)
 
@@ -95,7 +95,7 @@ class Adaptor:
 
     @property
     def kind(self) -> MemoryKind:
-        """Whose memory it is: the device's, unless the bottom of the stack says otherwise."""
+        """The kind of the memory: the device's, unless the bottom of the stack says otherwise."""
         return kind_of(self.upstream)
 
     @property

@@ -1,4 +1,4 @@
-"""How an adaptor writes and reads the memory of its own stack."""
+"""An adaptor's access to the memory of its own stack: write and read."""
 
 from __future__ import annotations
 

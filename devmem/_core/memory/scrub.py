@@ -59,7 +59,7 @@ class Scrub(Adaptor):
 
     @property
     def stream_ordered(self) -> bool:
-        """As the upstream, for device memory; memory that the host fills is waited for."""
+        """Whether the upstream is stream-ordered, for device memory; False for memory that the host fills: it is waited for."""
         return super().stream_ordered and self.kind in (MemoryKind.DEVICE, MemoryKind.MANAGED)
 
     @property

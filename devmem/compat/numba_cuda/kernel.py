@@ -63,7 +63,7 @@ class Dispatcher(DeviceFunction):
         self.extensions: list[Any] = list(extensions)
 
     def _made_with(self) -> tuple[Any, ...]:
-        """What it is made with beside the function."""
+        """Return what it is made with besides the function."""
         return *super()._made_with(), self.extensions
 
     def __repr__(self) -> str:

@@ -504,7 +504,7 @@ def test_blocks_ofpageable_slot_memory_are_bounded_too(backend, context, monkeyp
             sound.stream_synchronize(handle)
 
     def counted(nbytes):
-        in_flight.append(sum(kept.nbytes for _, keep in context.completions.busy.get(other, ()) for kept in keep))
+        in_flight.append(sum(kept.nbytes for _, keep in context.completions.in_flight.get(other, ()) for kept in keep))
         return ordinary(nbytes)
 
     monkeypatch.setattr(ring_module, "pageable_slot", counted)

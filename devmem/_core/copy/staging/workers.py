@@ -107,7 +107,7 @@ class CopyWorkers:
                 self._missing.append(None)
 
     def _share(self, nbytes: int) -> int:
-        """How many threads so many bytes are worth."""
+        """Return the number of threads that pay for a copy of so many bytes."""
         return max(1, min(self.threads, nbytes // PART))
 
     def _start(self, closes: int) -> None:
@@ -116,7 +116,7 @@ class CopyWorkers:
         ``closes`` is how many there were when it was asked for: behind an interrupt of the caller this may run after the next.
         It takes no lock: a finalizer of the user's, run by the collector in between, may copy.
         """
-        with suppress(IndexError, RuntimeError):  # no more threads can be had: those there are do the work
+        with suppress(IndexError, RuntimeError):  # no more threads can be had: use the threads that did start
             while True:
                 self._missing.popleft()
                 if self._closes != closes:

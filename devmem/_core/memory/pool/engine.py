@@ -1,4 +1,4 @@
-"""What every pool does, for device memory and for page-locked memory.
+"""The base of all pools, for device memory and for page-locked memory.
 
 A pool takes chunks from its upstream and keeps freed blocks for reuse. A request goes through these steps, until one serves it:
 

@@ -40,7 +40,7 @@ class DeclaredFunction(DeviceFunction):
 
 
 def _losses(types: Sequence[Type | None], arguments: Sequence[Any]) -> tuple[int, int]:
-    """How many numbers may lose digits by the conversion to these types, and how many are converted."""
+    """Count the numbers that may lose digits by the conversion to these types, and all that are converted."""
     pairs = zip(map(_dtype, arguments), map(_wanted, types), strict=True)
     converted = [(one, other) for one, other in pairs if one is not None and other is not None and one != other]
     return sum(not np.can_cast(*each, "safe") for each in converted), len(converted)
