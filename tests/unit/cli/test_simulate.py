@@ -253,8 +253,16 @@ def test_numbas_filters_and_settings_reach_the_warning_of_copies(run, numba, wri
 
 def test_numbas_other_switches_are_obeyed_too(run, numba, write):
     code = """
+        from unittest.mock import patch
         from numba import cuda
         from numba.core import config
+        array = cuda.to_device([1.0], stream=cuda.stream())
+        for waits in (True, False):
+            config.CUDA_ARRAY_INTERFACE_SYNC = waits
+            with patch.object(cuda.cudadrv.driver.Stream, "synchronize") as waited:
+                cuda.from_cuda_array_interface(array.__cuda_array_interface__, owner=array)
+            assert waited.called is waits
+        cuda.close()
         config.DISABLE_CUDA = 1
         assert not cuda.is_available()
         assert "DISABLE_CUDA" in cuda.cuda_error()
