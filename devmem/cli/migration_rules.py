@@ -113,12 +113,13 @@ READ_BY_DROP_INS = {
     "NUMBA_DISABLE_CUDA",
     "NUMBA_DISABLE_PERFORMANCE_WARNINGS",
 }
-#: Numba's settings that do not concern its GPU namespaces alone.
-NOT_GPU_ONLY = frozenset({"DISABLE_PERFORMANCE_WARNINGS", "NumbaPerformanceWarning"})
-#: The full names of settings and warnings in numba and numba-cuda.
+#: Those that they read from ``numba.config`` too.
+OBEYED = frozenset(
+    {"CUDA_ARRAY_INTERFACE_SYNC", "CUDA_WARN_ON_IMPLICIT_COPY", "DISABLE_CUDA", "DISABLE_PERFORMANCE_WARNINGS"}
+)
+#: The full names of settings in numba and numba-cuda.
 SETTING_NAME = re.compile(
-    r"numba\.(?:cuda\.)?(?:core\.)?(?:config\.((?:CUDA|ROC|HSA|ENABLE_CUDASIM|DISABLE_CUDA|DISABLE_HSA|DISABLE_PERF)\w*)"
-    r"|(?:errors\.)?(NumbaPerformanceWarning))"
+    r"numba\.(?:cuda\.)?(?:core\.)?config\.((?:CUDA|ROC|HSA|ENABLE_CUDASIM|DISABLE_CUDA|DISABLE_HSA|DISABLE_PERF)\w*)"
 )
 
 #: Third-party plugins for numba's memory, with the replacement to write.
@@ -158,14 +159,12 @@ WITH_RULES = (
 
 
 def setting(name: str) -> tuple[str, str] | None:
-    """A setting or warning of numba's by its last name, with what to report of it; None if it is neither."""
+    """A setting of numba's by its last name, with what to report of it; None if it is none, or one that devmem obeys."""
     found = SETTING_NAME.fullmatch(name)
-    if found is None:
+    if found is None or found[1] in OBEYED:
         return None
-    own = found[1] or found[2]
+    own = found[1]
     variable = f"NUMBA_{own}"
-    if own == "NumbaPerformanceWarning":
-        return own, "is not issued by devmem: filter devmem.DevmemWarning"
     if variable in READ_BY_DROP_INS:
         return own, f"has no effect on devmem: set {variable} in the environment"
     return own, f"has no effect on devmem{f': {VARIABLES[variable]}' if variable in VARIABLES else ''}"

@@ -44,9 +44,14 @@ def current() -> Simulation:
     return Simulation(given.sim_race_check, given.sim_shuffle, given.sim_wave_size, given.sim_negative, given.sim)
 
 
+def simulates(info: DeviceInfo) -> bool:
+    """Whether the kernels of a device are simulated."""
+    return Capability.HOST_FUNCTION in info.capabilities
+
+
 def wave_size(info: DeviceInfo) -> int:
     """The threads of a warp or wavefront of a device; where kernels are simulated, the simulation's."""
-    return current().wave_size if Capability.HOST_FUNCTION in info.capabilities else info.warp_size
+    return current().wave_size if simulates(info) else info.warp_size
 
 
 def choose(race_check: bool, shuffle: int | None, wave_size: int, negative: str, mode: str) -> Scope[Simulation]:
