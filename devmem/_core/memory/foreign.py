@@ -115,7 +115,8 @@ class Boundary:
         with self._lock:
             at = bisect_right(self.starts, ptr)
             near = self.starts[max(at - 1, 0) : at + 1]
-        return [each for each in near if each < ptr + nbytes and each + self.live.get(each, 0) > ptr]
+        # A handler that came into a change of the list may leave an address there that is out no more.
+        return [each for each in near if each < ptr + nbytes and each in self.live and each + self.live[each] > ptr]
 
 
 def is_ours(resource: object) -> bool:
