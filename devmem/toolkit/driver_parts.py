@@ -39,7 +39,7 @@ ADVICE = tuple(
 
 @dataclass(frozen=True)
 class DriverState:
-    """What the parts of one open device share."""
+    """State that the parts of one open device share."""
 
     ordinal: int
     functions: VendorFunctions
@@ -101,7 +101,7 @@ class Taken:
 
 
 class StridedCopies:
-    """What backends of contract 1 inherited for strided copies; it has nothing any more."""
+    """A base class for strided copies that backends of contract 1 inherited; it is empty now."""
 
 
 class ComposedDriver:

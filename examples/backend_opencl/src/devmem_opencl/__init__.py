@@ -38,7 +38,7 @@ class OpenCLBackend:
         return f"no OpenCL device of a platform {self._platform!r} has shared virtual memory: install a runtime for OpenCL 2.0"
 
     def device_count(self) -> int:
-        """How many devices have shared virtual memory."""
+        """Count the devices that have shared virtual memory."""
         return len(self._devices())
 
     def open(self, ordinal: int) -> Driver:

@@ -227,7 +227,7 @@ class OpenCLDriver:
         return any(base <= ptr < base + size for base, size in around)
 
     def _marker(self, stream: int, of_its_own: bool = False) -> Any:
-        """What is done when all on a queue is: the newest command that was enqueued here, or one of its own."""
+        """Return a command that is last on a queue: the newest that was enqueued here, or one of its own."""
         if of_its_own or stream in self._foreign:
             return self._enqueue(stream, "clEnqueueMarkerWithWaitList", cl.enqueue_marker)
         return self._queues[stream] and self._newest.get(stream, self._done)
