@@ -117,7 +117,7 @@ CEILINGS = {
     "_core/memory": 27,
     "_core/lifetime": 13,
     "_core/copy": 21,
-    "_core/device": 9,
+    "_core/device": 10,
     "_core/interop": 15,
     "_core/arrays": 18,
     "_core/bulk": 31,
