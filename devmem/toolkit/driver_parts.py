@@ -65,7 +65,7 @@ class Part:
 
 
 class Taken:
-    """A thing that a driver takes as a whole, such as a context or a pool, by functions in the form of `vendor_functions.recorded`.
+    """A context, a pool or the like that a driver takes, by functions in the form of `vendor_functions.recorded`.
 
     What these record stays here until it is given back, so an interrupt at any point loses nothing: `give_back` is called again.
     """
