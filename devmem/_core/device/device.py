@@ -5,13 +5,14 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import warnings
 from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from ..._native import core
 from ...spi.driver import Driver
-from ...spi.errors import ConfigError, DeviceLost, DevmemError, ForkedError
+from ...spi.errors import ConfigError, DeviceLost, DevmemError, DevmemWarning, ForkedError
 from ...spi.sizes import size_text
 from ...spi.types import DeviceInfo, MemoryInfo
 from ...toolkit.deferred_errors import FirstError, fresh_copy
@@ -19,7 +20,7 @@ from ...toolkit.driver_parts import opening
 from ...toolkit.locks import Rank
 from ..base import scopes
 from ..base.advice import DEVICE, Listed, advise, made_by
-from ..base.config import forget, settings, variable_of
+from ..base.config import caller_level, forget, settings, variable_of
 from ..base.device_handle import ENDED, CurrentDevice, PublicDevice, checked_driver
 from ..base.interrupts import CannotWait, check_may_wait
 from ..base.outer_lock import OuterLock
@@ -420,8 +421,12 @@ def _open(device: Device) -> OpenDevice:
         check_not_left_behind(device.backend)
         if sys.is_finalizing():
             raise fresh_copy(ENDED)
-        finish_closing()
-        _end_openings()
+        for finish in (finish_closing, _end_openings):
+            try:
+                finish()
+            except Exception as error:  # what is left of other devices must not keep this one from opening
+                message = f"while closing what is left of devices: {error}"
+                warnings.warn(message, DevmemWarning, stacklevel=caller_level())
         this = _Opening(device)
         _openings.append(this)
         try:

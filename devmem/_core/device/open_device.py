@@ -236,28 +236,33 @@ def finish_closing() -> None:
 
     Called when a device opens or closes, and by `trim`.
     """
-    for entry in list(closing_drivers):
-        opened, driver = entry
-        if entry not in closing_drivers:  # another thread does
-            continue
-        ended = False
+    with FirstError() as first:  # one that fails must not keep the others open
+        for entry in closing_drivers.copy():
+            first.attempt(_finish_closing, entry)
+
+
+def _finish_closing(entry: tuple[OpenDevice, Driver]) -> None:
+    if entry not in closing_drivers:  # another thread does
+        return
+    opened, driver = entry
+    ended = False
+    try:
+        closing_drivers.remove(entry)
         try:
-            closing_drivers.remove(entry)
-            try:
-                if opened.memory.lent_blocks():
-                    opened.take_back_lent(driver)
-            finally:
-                if not opened.memory.lent_blocks():
-                    opened.memory.unbind(driver)
-                    ended = opened.page_locks.close_later(driver)
-                    if not ended:
-                        ended = not getattr(driver, "closes_at_any_stage", False)
-                        try:
-                            driver.close()
-                        except Exception:
-                            ended = True  # it has told what it could not give back
-                            raise
-                        ended = True
+            if opened.memory.lent_blocks():
+                opened.take_back_lent(driver)
         finally:
-            if not ended and driver not in opened.page_locks.closing:  # in use, or interrupted
-                closing_drivers.append(entry)
+            if not opened.memory.lent_blocks():
+                opened.memory.unbind(driver)
+                ended = opened.page_locks.close_later(driver)
+                if not ended:
+                    ended = not getattr(driver, "closes_at_any_stage", False)
+                    try:
+                        driver.close()
+                    except Exception:
+                        ended = True  # it has told what it could not give back
+                        raise
+                    ended = True
+    finally:
+        if not ended and driver not in opened.page_locks.closing:  # in use, or interrupted
+            closing_drivers.append(entry)

@@ -72,6 +72,8 @@ class DeviceMemory:
         self._named: dict[tuple[MemoryKind, str], MemoryResource] = {}
         #: Resources without a heap: a block may have been on its way back to one as the heap was forgotten.
         self._forgotten: list[weakref.ref[Any]] = []
+        #: Whether memory has come back since the stacks of the closed device were trimmed.
+        self._to_trim = False
         #: Plain memory that the host can see, for requests that no stack serves.
         self._host_heaps: dict[tuple[MemoryKind, AllocFlags], Heap] = {}
         self.heap = handle.heap = self.bind(default_resource(handle, self._named))
@@ -375,9 +377,12 @@ class DeviceMemory:
                     if lost:
                         item.heap.lent.discard(item.ptr)
                     else:
+                        self._to_trim = True
                         first.attempt(item.heap.give_back, item, LEGACY_STREAM)  # its stream was destroyed
-            for heap in self.heaps if not lost else ():
-                first.attempt(heap.trim, 0)
+            if self._to_trim and not lost:
+                for heap in self.heaps:
+                    first.attempt(heap.trim, 0)
+                self._to_trim = False  # a stack that has failed may fail for good: its memory may have been ended
 
     def unbind(self, driver: Driver) -> None:
         """Let each stack go that is bound to the driver, which has all its memory back: it may be bound anew.

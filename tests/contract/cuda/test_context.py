@@ -403,6 +403,21 @@ def test_reset_from_outside_and_used_again_by_others() -> None:
 
 
 @emulated_only
+def test_what_is_left_of_a_device_whose_context_was_reset_from_outside_keeps_none_from_opening() -> None:
+    """Its pool is gone, and its host memory, which is never given back while an array refers to it."""
+    pinned = dm.pinned_array(10)
+    dm.close()
+    ok(cu.cuDevicePrimaryCtxReset(0))
+    for _ in range(2):
+        use_all_verbs()
+        dm.close()
+    del pinned
+    with pytest.raises(BackendError):
+        dm.trim()  # the memory went with the context: that is told once
+    use_all_verbs()
+
+
+@emulated_only
 @pytest.mark.parametrize("code", [700, 719])
 @pytest.mark.parametrize("others", [False, True], ids=["alone", "beside another library"])
 def test_a_lost_device_is_tried_again_and_where_the_error_stays_a_restart_is_advised(code: int, others: bool) -> None:

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+import devmem as dm
 from devmem._core.device import open_device
 from devmem._core.lifetime import page_locks
+from devmem.spi.errors import BackendError
 
 FILES = open_device.__file__, page_locks.__file__
 
@@ -49,3 +51,22 @@ def test_an_interrupt_leaves_a_driver_to_be_closed_later(blocks, is_locked, monk
         device.unlock()
         assert device.closed == 1, point.where
     assert number > 5
+
+
+def test_one_that_fails_keeps_no_other_from_being_closed_and_no_device_from_opening(monkeypatch):
+    class Failing(Closed):
+        def take_back_lent(self, driver):
+            raise BackendError("it cannot be entered")
+
+    dm.close()
+    failing, device = Failing(1, False), Closed(2, False)
+    monkeypatch.setattr(open_device, "closing_drivers", [(failing, failing), (device, device)])
+    for _ in range(2):
+        with pytest.raises(BackendError, match="cannot be entered"):
+            open_device.finish_closing()
+        assert (failing.closed, device.closed) == (0, 1)
+    with pytest.warns(dm.DevmemWarning, match="cannot be entered"):
+        assert dm.to_device([1, 2, 3]).tolist() == [1, 2, 3]
+    failing.lent = 0
+    open_device.finish_closing()
+    assert not open_device.closing_drivers

@@ -12,7 +12,7 @@ import pytest
 
 import devmem as dm
 from devmem._core.device.open_device import closing_drivers
-from devmem.memory import DriverMemory, PoolMemory
+from devmem.memory import DriverMemory, PoolMemory, Statistics
 
 pytestmark = pytest.mark.usefixtures("tidy")
 
@@ -140,6 +140,35 @@ def test_a_block_whose_return_fails_does_not_keep_the_others(left, need_kind, mo
     with pytest.raises(error):
         dm.trim()
     settle()
+    assert not left()
+
+
+class Untrimmed(Statistics):
+    """A stack that cannot give back what it keeps."""
+
+    def trim(self, keep_bytes):
+        raise RuntimeError("it keeps all")
+
+
+def test_a_stack_that_fails_behind_the_close_keeps_no_device_from_opening(left, need_kind):
+    """That it fails is told by the close, and again where more came back to it; the next opening can only warn of it."""
+    need_kind("pinned")
+    with dm.use_memory(Untrimmed(DriverMemory())):
+        array, first, second = dm.to_device(DATA), dm.pinned_array(3), dm.pinned_array(3)
+    with pytest.raises(RuntimeError, match="keeps all"):
+        dm.reset()
+    for _ in range(2):
+        np.testing.assert_array_equal(dm.to_device(DATA).copy_to_host(), DATA)
+        dm.reset()
+    del array, first
+    gc.collect()
+    with pytest.warns(dm.DevmemWarning, match="keeps all"):
+        dm.to_device(DATA)
+    dm.reset()
+    del second
+    gc.collect()
+    with pytest.raises(RuntimeError, match="keeps all"):
+        dm.trim()
     assert not left()
 
 
