@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from own_process import check_ends
 from waits import patience, together
 
 import devmem as dm
@@ -421,6 +422,18 @@ def test_what_is_left_of_a_device_whose_context_was_reset_from_outside_keeps_non
 @pytest.mark.parametrize("code", [700, 719])
 @pytest.mark.parametrize("others", [False, True], ids=["alone", "beside another library"])
 def test_a_lost_device_is_tried_again_and_where_the_error_stays_a_restart_is_advised(code: int, others: bool) -> None:
+    """In a process of its own: host memory that tests before have left would keep the context, and its error."""
+    program = f"""
+        import devmem as dm
+        from test_context import use_a_lost_device
+        with dm.use_backend("cuda"):
+            use_a_lost_device({code}, {others})
+        print("ends")
+    """
+    check_ends(program, str(Path(__file__).parent))
+
+
+def use_a_lost_device(code: int, others: bool) -> None:
     array, stream = dm.to_device(DATA), dm.stream()
     if others:
         ok(cu.cuDevicePrimaryCtxRetain(0))
