@@ -49,6 +49,12 @@ def distributed(installed, devmem_backend):
     dask.register()
 
 
+@pytest.fixture
+def rmm(monkeypatch):
+    """RMM is installed, as far as is asked: no test receives into its memory."""
+    monkeypatch.setattr("devmem.adapters.dask._has_rmm", lambda: True)
+
+
 def same(array, other):
     """Whether two arrays are the same in all that is sent, and lie in the same order of axes."""
     assert (other.shape, other.dtype, other.device) == (array.shape, array.dtype, array.device)
@@ -63,7 +69,7 @@ def same(array, other):
 
 @pytest.mark.parametrize("families", [("dask",), ("cuda", "dask")], ids=" ".join)
 @pytest.mark.parametrize("name", ARRAYS)
-def test_arrays_arrive_by_every_family_of_serializers(name, families):
+def test_arrays_arrive_by_every_family_of_serializers(name, families, rmm):
     from distributed.protocol import deserialize, serialize
 
     array = ARRAYS[name]()
@@ -85,7 +91,7 @@ def test_through_distributeds_own_protocol():
     assert all(map(same, arrays, loads(sent)["x"]))
 
 
-def test_what_is_sent_is_the_memory_itself():
+def test_what_is_sent_is_the_memory_itself(rmm):
     """Family dask: one copy, to the host. Family cuda: none, of an array without gaps."""
     from distributed.protocol import deserialize, serialize
 
@@ -103,7 +109,18 @@ def test_what_is_sent_is_the_memory_itself():
     assert same(array, there)
 
 
-def test_what_is_sent_from_a_device_is_ready():
+def test_without_rmm_nothing_is_sent_that_only_its_memory_could_receive(monkeypatch):
+    """UCX asks for the family cuda first. What receives raises then, and distributed sends again for ever."""
+    from distributed.protocol import deserialize, serialize
+
+    monkeypatch.setattr("devmem.adapters.dask._has_rmm", lambda: False)
+    array = dm.to_device(HOST)
+    header, frames = serialize(array, serializers=("cuda", "dask"), on_error="raise")
+    assert header["serializer"] == "dask"
+    assert same(array, deserialize(header, frames))
+
+
+def test_what_is_sent_from_a_device_is_ready(rmm):
     """Transports look at no stream, so there is nothing left to wait for."""
     from distributed.protocol import serialize
 
