@@ -90,7 +90,8 @@ def local_cluster(
         For Dask: where the dashboard is, None for none; more options of the scheduler and, by keyword, of each worker, such
         as ``threads_per_worker`` (1), ``memory_limit`` (0: Dask watches nothing), ``config`` and ``protocol``, which is the
         scheduler's too. What a task uses, and what is on its way to another worker or from it, is on the device beside the
-        store's limit: two results each way, and as many more as fit into ``distributed.worker.transfer.message-bytes-limit`` (50 MB).
+        store's limit: two results each way, and as many more as fit into ``distributed.worker.transfer.message-bytes-limit``
+        (50 MB).
 
     Returns
     -------

@@ -360,6 +360,69 @@ def test_a_cluster_spills_and_survives_a_killed_worker(tmp_path, devmem_backend)
     assert run(script, DEVMEM_BACKEND=devmem_backend, DEVMEM_HOST_STRICT="1").endswith("spilled\n")
 
 
+DISTURBED = """
+import gc, os, signal, sys
+from pathlib import Path
+import numpy as np
+import devmem as dm
+from distributed import Client, Event, wait
+from devmem.adapters.dask_cluster import local_cluster
+
+def block(number):
+    return dm.to_device(np.full(100_000, number, "u1"))
+
+def first(name):
+    try:
+        Path(sys.argv[1], str(name)).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+def retried(number, array):
+    kept = dm.device_array_like(array)
+    kept.copy_to_device(array)
+    if first(number):
+        raise OSError("the first time")
+    return kept
+
+def interrupting(array, process):
+    if first("interrupt"):
+        os.kill(process, signal.SIGINT)
+    Event("caught").wait()
+    return array
+
+def left(dask_worker):
+    gc.collect()
+    dm.trim()
+    return dm.memory_info().live + len(dask_worker.data)
+
+if __name__ == "__main__":
+    limits = dict(device_limit="350KB", host_limit="350KB", memory="statistics,pool")
+    with local_cluster([0, 0], dashboard_address=None, **limits) as cluster, Client(cluster) as client:
+        blocks = [client.submit(block, number) for number in range(12)]
+        again = [client.submit(retried, number, each, retries=1) for number, each in enumerate(blocks)]
+        wait(again)
+        try:
+            client.submit(interrupting, again[5], os.getpid(), key="interrupting").result()
+        except KeyboardInterrupt:
+            Event("caught").set()
+        assert (client.submit(interrupting, again[5], os.getpid(), key="interrupting").result().copy_to_host() == 5).all()
+        for number, array in enumerate(client.gather(again)):
+            assert (array.copy_to_host() == number).all()
+        del blocks, again, array
+        while any(client.run(left).values()):  # until Dask has let go of the results
+            pass
+    print("nothing left")
+"""
+
+
+@pytest.mark.timeout(300)
+def test_retried_tasks_and_an_interrupt_leave_nothing(tmp_path, devmem_backend):
+    script = tmp_path / "disturbed.py"
+    script.write_text(DISTURBED)
+    assert run(script, str(tmp_path), DEVMEM_BACKEND=devmem_backend, DEVMEM_HOST_STRICT="1").endswith("nothing left\n")
+
+
 REFUSED = """
 import devmem as dm
 from distributed import Client
@@ -392,9 +455,9 @@ def test_a_refusal_of_the_guard_arrives_as_the_guards_error(tmp_path):
     assert run(script, DEVMEM_BACKEND="host").endswith("refused\n")
 
 
-def run(script: str | Path, **variables: str) -> str:
+def run(script: str | Path, *arguments: str, **variables: str) -> str:
     """What a process of its own prints."""
-    command = [str(script)] if isinstance(script, Path) else ["-c", script]
+    command = [str(script), *arguments] if isinstance(script, Path) else ["-c", script]
     done = subprocess.run(
         [sys.executable, *command],
         env=os.environ | {"DASK_DISTRIBUTED__WORKER__DAEMON": "True"} | variables,
