@@ -234,12 +234,7 @@ def engines(session: nox.Session) -> None:
     tests = "tests/peers/test_engines.py"
     session.run("python", "-m", "pytest", "-q", tests, "tests/docs/test_engines_page.py", env=mode)
     emulated(session, "roc", tests, **mode)
-    emulated(session, "cuda", tests, "-k", "not UCXX", **mode)
-    if "write" in session.posargs:
-        # UCX asks the emulated machine for NVIDIA's management library, which there is not: it refuses, or waits for ever, by
-        # chance. libucx loads the CUDA runtime: a stand-in is generated, also of that library, which Dask asks without UCXX too.
-        over = ["devmem.cli", "emulate", "cuda", "--stand-ins", "libucx", "--", "python", "-m", "pytest", "-q"]
-        session.run("python", "-m", *over, "--devmem-backend", "cuda", tests, "-k", "UCXX", env=mode)
+    emulated(session, "cuda", tests, **mode)
     job = {"DEVMEM_BACKEND": "host", "DEVMEM_HOST_DEVICES": "4"}
     session.run("python", "examples/beyond_memory/job.py", "--scale", "0.1", "--dashboard", env=job)
 

@@ -8,7 +8,8 @@ process.
 together on the device.
 
 Of distributed's families of serializers, ``cuda`` sends a device array's own memory, which needs a transport for device memory
-(UCX); ``dask`` sends a copy on the host. A cluster uses the first suitable family in its ``serializers=``.
+(UCX) and RMM, whose memory that transport receives into; ``dask`` sends a copy on the host. A cluster uses the first suitable
+family in its ``serializers=``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import math
 import pickle
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -187,10 +188,12 @@ def to_device_frames(array: dm.DeviceNDArray[Any]) -> tuple[Header, list[dm.Devi
     Raises
     ------
     NotImplementedError
-        Other libraries cannot access the device's memory as CUDA's; distributed tries the next family.
+        Other libraries cannot access the device's memory as CUDA's, or RMM is not installed; distributed tries the next family.
     """
     if not array.device.info.exchange.array_interface:
         raise NotImplementedError(f"arrays on {array.device} have no __cuda_array_interface__")
+    if not _has_rmm():  # the receiver would raise for each array, and distributed send it again for ever
+        raise NotImplementedError("UCX receives device memory into memory of RMM, which is not installed")
     header = _header(array)
     packed = array.transpose(header["axes"])
     if not packed.is_c_contiguous():
@@ -204,6 +207,12 @@ def to_device_frames(array: dm.DeviceNDArray[Any]) -> tuple[Header, list[dm.Devi
         with array.device:
             dm.external_stream(wait).synchronize()
     return header, [frame]
+
+
+@cache
+def _has_rmm() -> bool:
+    """Whether the workers have RMM, as far as this process can tell: Dask's processes have the same packages."""
+    return find_spec("rmm") is not None
 
 
 def from_device_frames(header: Header, frames: Sequence[Any]) -> dm.DeviceNDArray[Any]:

@@ -88,9 +88,10 @@ def local_cluster(
         More environment variables of the workers; they win.
     dashboard_address, scheduler, worker
         For Dask: where the dashboard is, None for none; more options of the scheduler and, by keyword, of each worker, such
-        as ``threads_per_worker`` (1), ``memory_limit`` (0: Dask watches nothing) and ``config``. What a task uses, and what is on
-        its way to another worker or from it, is on the device beside the store's limit: two results each way, and as many more as
-        fit into ``distributed.worker.transfer.message-bytes-limit`` (50 MB).
+        as ``threads_per_worker`` (1), ``memory_limit`` (0: Dask watches nothing), ``config`` and ``protocol``, which is the
+        scheduler's too. What a task uses, and what is on its way to another worker or from it, is on the device beside the
+        store's limit: two results each way, and as many more as fit into ``distributed.worker.transfer.message-bytes-limit``
+        (50 MB).
 
     Returns
     -------
@@ -127,6 +128,7 @@ def local_cluster(
         }
         specification[f"{device}-{number}"] = {"cls": distributed.Nanny, "options": options}
     asked = {
+        "protocol": worker.get("protocol"),
         "host": "127.0.0.1",
         "dashboard_address": dashboard_address or ":0",
         "dashboard": dashboard_address is not None,

@@ -50,10 +50,10 @@ def block(word: str) -> str:
     return found
 
 
-def run(tmp_path: Path, program: str, *launcher: str) -> None:
+def run(tmp_path: Path, program: str, *launcher: str, backend: str = "host") -> None:
     script = tmp_path / "program.py"
     script.write_text(program, encoding="utf-8")
-    settings = {"DEVMEM_BACKEND": "host", "DEVMEM_HOST_STRICT": "0", "PYTHONPATH": str(ROOT)}
+    settings = {"DEVMEM_BACKEND": backend, "DEVMEM_HOST_STRICT": "0", "PYTHONPATH": str(ROOT)}
     settings |= {"RAY_USAGE_STATS_ENABLED": "0", "DASK_DISTRIBUTED__WORKER__DAEMON": "True"}
     command = [*launcher, sys.executable, str(script)]
     done = subprocess.run(
@@ -115,3 +115,30 @@ assert (ray.get("""
     begin, last = block("devmem.adapters.ray").split("consumer.use")
     call, _, _ = last.partition("  #")
     run(tmp_path, "import ray\n" + HEAD + begin + actors + "consumer.use" + call + ") == host).all()\n")
+
+
+@pytest.mark.timeout(300)
+def test_nccl(tmp_path):
+    """Over the emulated driver: nccl4py's own code, with a communicator of no library, and up to the call of it."""
+    needs("nccl")
+    begin = """
+import types
+import cuda.core
+import nccl.core.communicator as module
+
+calls, ranks, rank, unique_id = [], 1, 0, b""
+module._nccl_bindings = types.SimpleNamespace(all_reduce=lambda *call: calls.append(call), Comm=module._nccl_bindings.Comm)
+
+def init(ranks, rank, unique_id):
+    communicator = module.Communicator(1)
+    communicator._device, communicator._rank = cuda.core.Device(0), rank
+    return communicator
+
+module.Communicator.init = init
+"""
+    check = """
+[call] = calls
+assert call[:3] == (d.ptr, e.ptr, d.size) and call[-1] == stream.handle, call
+"""
+    program = HEAD + begin + block("Communicator") + check
+    run(tmp_path, program, sys.executable, "-m", "devmem.cli", "emulate", "cuda", "--", backend="cuda")

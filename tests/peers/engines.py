@@ -46,13 +46,15 @@ from devmem.adapters.dask_cluster import local_cluster
 if __name__ == "__main__":
     protocol = sys.argv[1]
     try:
-        cluster = local_cluster([0, 0], dashboard_address=None, scheduler={"protocol": protocol}, protocol=protocol)
+        cluster = local_cluster([0, 0], dashboard_address=None, protocol=protocol)
     except Exception as error:
         while error.__cause__ is not None:
             error = error.__cause__
         print("refused:", type(error).__name__, str(error).splitlines()[0])
         raise SystemExit(0) from None
     with cluster, Client(cluster) as client:
+        addresses = [cluster.scheduler_address, *client.scheduler_info()["workers"]]
+        assert all(address.startswith(f"{protocol}://") for address in addresses), addresses
         one, other = client.scheduler_info()["workers"]
         for name in ARRAYS:
             array = client.submit(made, name, workers=[one])

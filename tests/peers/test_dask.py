@@ -49,6 +49,12 @@ def distributed(installed, devmem_backend):
     dask.register()
 
 
+@pytest.fixture
+def rmm(monkeypatch):
+    """RMM is installed, as far as is asked: no test receives into its memory."""
+    monkeypatch.setattr("devmem.adapters.dask._has_rmm", lambda: True)
+
+
 def same(array, other):
     """Whether two arrays are the same in all that is sent, and lie in the same order of axes."""
     assert (other.shape, other.dtype, other.device) == (array.shape, array.dtype, array.device)
@@ -63,7 +69,7 @@ def same(array, other):
 
 @pytest.mark.parametrize("families", [("dask",), ("cuda", "dask")], ids=" ".join)
 @pytest.mark.parametrize("name", ARRAYS)
-def test_arrays_arrive_by_every_family_of_serializers(name, families):
+def test_arrays_arrive_by_every_family_of_serializers(name, families, rmm):
     from distributed.protocol import deserialize, serialize
 
     array = ARRAYS[name]()
@@ -85,7 +91,7 @@ def test_through_distributeds_own_protocol():
     assert all(map(same, arrays, loads(sent)["x"]))
 
 
-def test_what_is_sent_is_the_memory_itself():
+def test_what_is_sent_is_the_memory_itself(rmm):
     """Family dask: one copy, to the host. Family cuda: none, of an array without gaps."""
     from distributed.protocol import deserialize, serialize
 
@@ -103,7 +109,18 @@ def test_what_is_sent_is_the_memory_itself():
     assert same(array, there)
 
 
-def test_what_is_sent_from_a_device_is_ready():
+def test_without_rmm_nothing_is_sent_that_only_its_memory_could_receive(monkeypatch):
+    """UCX asks for the family cuda first. What receives raises then, and distributed sends again for ever."""
+    from distributed.protocol import deserialize, serialize
+
+    monkeypatch.setattr("devmem.adapters.dask._has_rmm", lambda: False)
+    array = dm.to_device(HOST)
+    header, frames = serialize(array, serializers=("cuda", "dask"), on_error="raise")
+    assert header["serializer"] == "dask"
+    assert same(array, deserialize(header, frames))
+
+
+def test_what_is_sent_from_a_device_is_ready(rmm):
     """Transports look at no stream, so there is nothing left to wait for."""
     from distributed.protocol import serialize
 
@@ -343,6 +360,69 @@ def test_a_cluster_spills_and_survives_a_killed_worker(tmp_path, devmem_backend)
     assert run(script, DEVMEM_BACKEND=devmem_backend, DEVMEM_HOST_STRICT="1").endswith("spilled\n")
 
 
+DISTURBED = """
+import gc, os, signal, sys
+from pathlib import Path
+import numpy as np
+import devmem as dm
+from distributed import Client, Event, wait
+from devmem.adapters.dask_cluster import local_cluster
+
+def block(number):
+    return dm.to_device(np.full(100_000, number, "u1"))
+
+def first(name):
+    try:
+        Path(sys.argv[1], str(name)).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+def retried(number, array):
+    kept = dm.device_array_like(array)
+    kept.copy_to_device(array)
+    if first(number):
+        raise OSError("the first time")
+    return kept
+
+def interrupting(array, process):
+    if first("interrupt"):
+        os.kill(process, signal.SIGINT)
+    Event("caught").wait()
+    return array
+
+def left(dask_worker):
+    gc.collect()
+    dm.trim()
+    return dm.memory_info().live + len(dask_worker.data)
+
+if __name__ == "__main__":
+    limits = dict(device_limit="350KB", host_limit="350KB", memory="statistics,pool")
+    with local_cluster([0, 0], dashboard_address=None, **limits) as cluster, Client(cluster) as client:
+        blocks = [client.submit(block, number) for number in range(12)]
+        again = [client.submit(retried, number, each, retries=1) for number, each in enumerate(blocks)]
+        wait(again)
+        try:
+            client.submit(interrupting, again[5], os.getpid(), key="interrupting").result()
+        except KeyboardInterrupt:
+            Event("caught").set()
+        assert (client.submit(interrupting, again[5], os.getpid(), key="interrupting").result().copy_to_host() == 5).all()
+        for number, array in enumerate(client.gather(again)):
+            assert (array.copy_to_host() == number).all()
+        del blocks, again, array
+        while any(client.run(left).values()):  # until Dask has let go of the results
+            pass
+    print("nothing left")
+"""
+
+
+@pytest.mark.timeout(300)
+def test_retried_tasks_and_an_interrupt_leave_nothing(tmp_path, devmem_backend):
+    script = tmp_path / "disturbed.py"
+    script.write_text(DISTURBED)
+    assert run(script, str(tmp_path), DEVMEM_BACKEND=devmem_backend, DEVMEM_HOST_STRICT="1").endswith("nothing left\n")
+
+
 REFUSED = """
 import devmem as dm
 from distributed import Client
@@ -375,9 +455,9 @@ def test_a_refusal_of_the_guard_arrives_as_the_guards_error(tmp_path):
     assert run(script, DEVMEM_BACKEND="host").endswith("refused\n")
 
 
-def run(script: str | Path, **variables: str) -> str:
+def run(script: str | Path, *arguments: str, **variables: str) -> str:
     """What a process of its own prints."""
-    command = [str(script)] if isinstance(script, Path) else ["-c", script]
+    command = [str(script), *arguments] if isinstance(script, Path) else ["-c", script]
     done = subprocess.run(
         [sys.executable, *command],
         env=os.environ | {"DASK_DISTRIBUTED__WORKER__DAEMON": "True"} | variables,

@@ -237,7 +237,7 @@ def finish_closing() -> None:
     Called when a device opens or closes, and by `trim`.
     """
     with FirstError() as first:  # one that fails must not keep the others open
-        for entry in closing_drivers.copy():
+        for entry in list(closing_drivers):
             first.attempt(_finish_closing, entry)
 
 

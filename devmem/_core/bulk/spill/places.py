@@ -44,13 +44,13 @@ SLOT = Slot.SLOT
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of an array that has been moved: without gaps, in its own order of axes."""
+    """The layout of an array that has been moved: without gaps, in its own order of axes; strides of None are C's order."""
 
     kind: type[DeviceNDArray[Any]]
     device: Device
     shape: Shape
     dtype: np.dtype[Any]
-    strides: Shape
+    strides: Shape | None
     nbytes: int
 
     def over(self, memory: DeviceNDArray[Any]) -> DeviceNDArray[Any]:
@@ -75,11 +75,12 @@ class Array:
     @classmethod
     def of(cls, array: DeviceNDArray[Any], blocks: Blocks) -> Array:
         """Return the record of an array whose memory the store looks after from now on."""
-        packed = like_strides(array.shape, array.strides, array.itemsize)
+        strides = array._strides
+        packed = None if strides is None else like_strides(array.shape, strides, array.itemsize)
         layout = Layout(type(array), array.device, array.shape, array.dtype, packed, array.nbytes)
         allocation = array.allocation
         block = blocks.take(array) if allocation.ptr else None
-        return cls(layout, block, array.open_device, array._ptr, array._strides, array.stream, allocation.nbytes)
+        return cls(layout, block, array.open_device, array._ptr, strides, array.stream, allocation.nbytes)
 
     def over(self, allocation: Allocation) -> DeviceNDArray[Any]:
         """The array, with an allocation of its block; bound to no stream."""

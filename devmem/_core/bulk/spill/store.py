@@ -179,25 +179,26 @@ class Store(MutableMapping[Hashable, Any]):
         ClosedError
             The store is closed; or the program has freed the array, or reset its device.
         """
-        self._check()
         claim = Claim()
         try:
             self._when_unclaimed(key, partial(self._claim, key, claim))
             entry = claim.entry
             assert entry is not None
+            back: list[DeviceNDArray[Any]] = []
             if entry.tier is self._disk or (entry.place.layouts and entry.tier is self._host):
-                self._bring_back(entry)
+                back = self._bring_back(entry)
             with self._lock:
                 entry.tier.order.pop(key, None)
                 entry.tier.order[key] = entry
-                return entry.place.given(self._blocks)
+                value = entry.place.given(self._blocks)
+            del back  # until here it was held: so its blocks have not been noted as idle, to be lent anew
+            return value
         finally:
             if claim.entry is not None:
                 claim.entry.claim = unclaimed  # no call comes before: the error's traceback may keep the claim
             self._changes.tell()
 
     def __delitem__(self, key: Hashable) -> None:
-        self._check()
         old = Claim()
         self._when_unclaimed(key, partial(self._remove, key, old))
         assert old.entry is not None
@@ -562,8 +563,8 @@ class Store(MutableMapping[Hashable, Any]):
         if not self._move(entry, self._disk, Place(kept, place.layouts, file=file), nbytes, began):
             file.remove()
 
-    def _bring_back(self, entry: Entry) -> None:
-        """Move an entry to where its value is used: its device, or the host."""
+    def _bring_back(self, entry: Entry) -> list[DeviceNDArray[Any]]:
+        """Move an entry to where its value is used: its device, or the host. Returns its new arrays."""
         began, place = perf_counter(), entry.place
         if place.layouts:
             tier = self._tier_of(place.layouts[0].device.opened())
@@ -588,6 +589,7 @@ class Store(MutableMapping[Hashable, Any]):
             place.remove_file()
         else:
             self._check()
+        return made
 
     def _move(self, entry: Entry, tier: Tier, place: Place, nbytes: int, began: float) -> bool:
         """Let an entry be on another tier, in one step; False if the store was closed meanwhile."""
