@@ -236,8 +236,9 @@ def finish_closing() -> None:
 
     Called when a device opens or closes, and by `trim`.
     """
+    entries = list(closing_drivers)
     with FirstError() as first:  # one that fails must not keep the others open
-        for entry in closing_drivers.copy():
+        for entry in entries:
             first.attempt(_finish_closing, entry)
 
 
