@@ -49,7 +49,7 @@ class LaneAnswers:
         """
         resource: object = heap.resource
         if type(resource) is not StreamOrderedMemory:
-            from ..memory.pool.pool import PoolMemory  # not before a stack has needed it
+            from ..pool.pool import PoolMemory  # not before a stack has needed it
 
             verbs = [getattr(verb, "__func__", None) for verb in (heap.allocate, heap.deallocate)]
             if type(resource) is PoolMemory and heap.ordered and verbs == [PoolMemory.allocate, PoolMemory.deallocate]:

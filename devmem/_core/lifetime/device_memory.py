@@ -29,11 +29,11 @@ from ..base.changes import Changes
 from ..base.device_handle import CurrentDevice, DeviceHandle, without_own_frames
 from ..base.interrupts import CannotWait
 from ..base.scopes import Scope, ScopeVariable, deferral
-from ..memory import default_host_resource, default_resource, of_kind, prepare, resource_of
 from ..memory.adaptor import cached_in, chain, kept_by, part_with, stream_tables
 from ..memory.foreign import is_ours, tell
 from ..memory.heap import Block, Heap
 from ..ordering.stream import Stream
+from ..stacks.resolve import default_host_resource, default_resource, of_kind, prepare, resource_of
 from .allocation import Allocation, ForeignAllocation, owned
 from .deferred_free import DeferredFreeQueue
 

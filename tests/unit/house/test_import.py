@@ -43,6 +43,8 @@ LATER = [
     "devmem._core.bulk.files",
     "devmem._core.bulk.prefetch",
     "devmem._core.memory",
+    "devmem._core.pool",
+    "devmem._core.stacks.stack_spec",
     "devmem._core.base.simulation",
     "devmem.adapters",
     "devmem.api.replay",

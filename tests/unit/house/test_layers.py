@@ -58,14 +58,14 @@ def rule(ours: str = "", theirs: str = "", lazily: str | None = "", exactly: str
 
 
 #: The rooms of the core, in order: each imports only the rooms before it, for annotations too.
-ROOMS = ("base", "ordering", "memory", "lifetime", "copy", "device", "interop", "arrays", "bulk")
+ROOMS = ("base", "ordering", "memory", "pool", "stacks", "lifetime", "copy", "device", "interop", "arrays", "bulk")
 
 #: The longest prefix of a module's name decides. "devmem" among ``ours`` is the public namespace, the root module.
 RULES: Mapping[str, Rule] = {
     # The folder of the backends, which is empty, is imported first: later, it would replace the function `devmem.backends`.
     "devmem": rule("api spi _core errors memory spill kernels", exactly="devmem.backends"),
     "devmem.errors": rule("spi"),
-    "devmem.memory": rule("spi _core.memory"),
+    "devmem.memory": rule("spi _core.memory _core.pool"),
     "devmem.spill": rule("_core.bulk.spill.store"),
     "devmem.typing": rule("_core"),
     "devmem.spi": rule(),
@@ -411,7 +411,7 @@ def test_a_forbidden_import_is_found(module, source):
         ("devmem.plugins", "import importlib\nimportlib.import_module('devmem.backends.host.hooks')"),
         ("devmem.adapters.torch", "def f():\n    import torch"),
         ("devmem.adapters.torch", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
-        ("devmem.adapters.torch", "from .._core.memory import pool"),
+        ("devmem.adapters.torch", "from .._core.memory import direct"),
         ("devmem.cli.info", "import devmem"),
         ("devmem.cli.sample_arrays", "def f():\n    from matplotlib import cbook"),
         ("devmem.backends.cuda.driver", "from cuda.bindings import driver"),

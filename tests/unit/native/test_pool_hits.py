@@ -14,7 +14,7 @@ from waits import together
 import devmem as dm
 from devmem import _native
 from devmem._core.device.device import current_open_device
-from devmem._core.memory.pool.size_bins import UNIT
+from devmem._core.pool.size_bins import UNIT
 
 pytestmark = pytest.mark.skipif(_native.core is None, reason=_native.why)
 HOST = np.arange(16.0)

@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from devmem._core.memory.pool.pinned_pool import PinnedPool
-from devmem._core.memory.pool.pool import PoolMemory
-from devmem._core.memory.pool.size_bins import UNIT, class_of, rounded
+from devmem._core.pool.pinned_pool import PinnedPool
+from devmem._core.pool.pool import PoolMemory
+from devmem._core.pool.size_bins import UNIT, class_of, rounded
 from devmem.spi.errors import BackendError, OutOfMemory
 from devmem.spi.types import LEGACY_STREAM, Capability, DeviceInfo
 

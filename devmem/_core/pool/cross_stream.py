@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ....spi.driver import Driver
-from ....spi.errors import BackendError, ClosedError
-from ....spi.types import LEGACY_STREAM, Capability
-from ....toolkit.locks import Rank
-from ...base.interrupts import CannotWait
-from ...base.outer_lock import OuterLock
-from ...ordering.completions import CompletionQueue, EventPool
+from ...spi.driver import Driver
+from ...spi.errors import BackendError, ClosedError
+from ...spi.types import LEGACY_STREAM, Capability
+from ...toolkit.locks import Rank
+from ..base.interrupts import CannotWait
+from ..base.outer_lock import OuterLock
+from ..ordering.completions import CompletionQueue, EventPool
 from .free_lists import FreeLists
 from .stream_cache import PendingBlocks, StreamCache
 

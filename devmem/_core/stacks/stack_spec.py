@@ -19,17 +19,17 @@ from ...spi.memory import MemoryResource
 from ..base.device_handle import DeviceHandle
 from ..base.plugin_registry import registry
 from ..base.size_text import ALLOWED, ALLOWED_SHARE, check_size, parse_size
-from .direct import DriverMemory, ManagedMemory, MappedMemory, PinnedMemory, StreamOrderedMemory, VirtualMemory
-from .failing import FailNth
-from .foreign import check_resource, check_version, defined_at, package_of, where
-from .guard import Guard
-from .limit import Limit
-from .log import Log
-from .pool.pinned_pool import PinnedPool
-from .pool.pool import PoolMemory
-from .prefetch import Prefetch
-from .scrub import Scrub
-from .statistics import Statistics
+from ..memory.direct import DriverMemory, ManagedMemory, MappedMemory, PinnedMemory, StreamOrderedMemory, VirtualMemory
+from ..memory.failing import FailNth
+from ..memory.foreign import check_resource, check_version, defined_at, package_of, where
+from ..memory.guard import Guard
+from ..memory.limit import Limit
+from ..memory.log import Log
+from ..memory.prefetch import Prefetch
+from ..memory.scrub import Scrub
+from ..memory.statistics import Statistics
+from ..pool.pinned_pool import PinnedPool
+from ..pool.pool import PoolMemory
 
 #: Each part calls the one below it: more would not fit onto Python's own stack.
 MAX_PARTS = 64

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....spi.driver import Driver
-from ....spi.errors import ConfigError, UnsupportedError
-from ....spi.memory import MemoryResource
-from ....spi.sizes import exact_size
-from ....spi.types import PER_THREAD_STREAM, MemoryKind
-from ...base.shown import Report
-from ...base.size_text import bytes_of, check_size
+from ...spi.driver import Driver
+from ...spi.errors import ConfigError, UnsupportedError
+from ...spi.memory import MemoryResource
+from ...spi.sizes import exact_size
+from ...spi.types import PER_THREAD_STREAM, MemoryKind
+from ..base.shown import Report
+from ..base.size_text import bytes_of, check_size
 from .engine import Pool
 from .free_lists import Effort
 from .size_bins import SMALL, UNIT, SizeBins, rounded

@@ -1,4 +1,4 @@
-"""The pools: what the published suite and the model of `tests/property/memory/test_pools.py` do not show."""
+"""The pools: what the published suite and the model of `tests/property/pool/test_pools.py` do not show."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from waits import patience, together
 
 import devmem as dm
 from devmem._core.memory.allocation_log import read, replay
-from devmem._core.memory.pool.size_bins import SizeBins
+from devmem._core.pool.size_bins import SizeBins
 from devmem.errors import ConfigError, OutOfMemory, UnsupportedError
 from devmem.memory import PinnedMemory, PinnedPool, PoolMemory, StreamOrderedMemory
 from devmem.spi.errors import BackendError

@@ -25,7 +25,7 @@ from enum import IntEnum
 from operator import itemgetter
 from typing import ParamSpec, TypeVar
 
-from ....spi.types import PER_THREAD_STREAM
+from ...spi.types import PER_THREAD_STREAM
 from .size_bins import SMALL, Fit, FreeSet, SizeBins, cut_from, rounded
 from .stream_cache import PendingBlocks, StreamCache, Token
 

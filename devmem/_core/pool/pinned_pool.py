@@ -16,15 +16,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from ....spi.errors import ConfigError
-from ....spi.memory import MemoryResource
-from ....spi.sizes import exact_size
-from ....spi.types import PER_THREAD_STREAM
-from ....toolkit.host_limits import host_bytes
-from ....toolkit.numa import check_node, on_node
-from ...base.shown import Report
-from ...base.size_text import bytes_of
-from ..direct import PinnedMemory
+from ...spi.errors import ConfigError
+from ...spi.memory import MemoryResource
+from ...spi.sizes import exact_size
+from ...spi.types import PER_THREAD_STREAM
+from ...toolkit.host_limits import host_bytes
+from ...toolkit.numa import check_node, on_node
+from ..base.shown import Report
+from ..base.size_text import bytes_of
+from ..memory.direct import PinnedMemory
 from .engine import Pool
 from .free_lists import Effort
 from .size_bins import Fit, cut_from, rounded

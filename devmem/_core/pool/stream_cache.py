@@ -6,7 +6,7 @@ import weakref
 from contextlib import suppress
 from itertools import compress
 
-from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM
+from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 from .size_bins import SizeBins
 
 #: How many requested sizes a stream remembers the class of: a bound on memory, not a matter of speed.

@@ -20,14 +20,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from threading import get_ident
 
-from ....spi.driver import Driver
-from ....spi.errors import DevmemError, LayoutError, OutOfMemory
-from ....spi.memory import MemoryResource
-from ....spi.sizes import exact_size
-from ....spi.types import LEGACY_STREAM
-from ....toolkit.deferred_errors import FirstError
-from ...base.interrupts import CannotWait
-from ..adaptor import Adaptor
+from ...spi.driver import Driver
+from ...spi.errors import DevmemError, LayoutError, OutOfMemory
+from ...spi.memory import MemoryResource
+from ...spi.sizes import exact_size
+from ...spi.types import LEGACY_STREAM
+from ...toolkit.deferred_errors import FirstError
+from ..base.interrupts import CannotWait
+from ..memory.adaptor import Adaptor
 from .cross_stream import CrossStreamReuse
 from .free_lists import Effort, FreeLists
 from .stream_cache import PendingBlocks

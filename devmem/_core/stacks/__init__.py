@@ -1,0 +1,1 @@
+"""Memory stacks: how a text or an object becomes one."""
