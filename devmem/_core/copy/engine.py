@@ -23,6 +23,7 @@ from ..base.address import address, extent
 from ..base.array_view import ArrayView, address_range, along_memory, part_of
 from ..base.device_handle import DeviceHandle
 from ..base.layout import is_contiguous, new_host, overlap, span
+from ..base.rows import Rows, calls, is_pitched, rows
 from ..lifetime.allocation import StreamUse
 from ..lifetime.device_memory import DeviceMemory
 from ..lifetime.page_locks import PageLockTable
@@ -33,11 +34,10 @@ from .device_scratch import DeviceScratch
 from .host_copy import copy_elements, page_aligned_empty, raw
 from .host_memory import HostMemory, host_memory_of
 from .plan import GAPS, SMALL_DOWNLOAD, SMALL_UPLOAD, SPARSE_PART, CopyPlan, Route, plan_copy
-from .rows import Rows, rows
 from .staging import Download, GrowingRing, Ring, upload
 from .staging.blocks import Block, block_offset, block_shape, blocks, nearest, tiles
 from .statistics import SAMPLED, CopyStatistics, begin
-from .submit import Submitter, calls, is_pitched
+from .submit import Submitter
 
 #: Bytes of a fill pattern that are made on the host before doubling on the device begins.
 PATTERN_BYTES = 4096

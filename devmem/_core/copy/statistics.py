@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any
 from ...spi.sizes import size_text, time_text
 from ...spi.types import CopyKind
 from ..base.device_handle import DeviceHandle
+from ..base.rows import calls
 from ..base.scopes import FREE_THREADED
 from ..base.shown import html_table, text_table
-from .submit import calls
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..base.array_view import ArrayView
+    from ..base.rows import Rows
     from ..ordering.stream import Stream
-    from .rows import Rows
     from .trace import TraceFile
 
 #: Direct copies of at least so many bytes are timed one by one. Reading the clock twice and counting takes 0.1 to 2 us: 2 % of

@@ -112,7 +112,7 @@ REACHED = {
 CEILINGS = {
     "spi": 6,
     "toolkit": 21,
-    "_core/base": 18,
+    "_core/base": 19,
     "_core/ordering": 13,
     "_core/memory": 15,
     "_core/pool": 10,

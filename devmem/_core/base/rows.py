@@ -1,4 +1,4 @@
-"""A strided copy as rows and slices, the way that drivers copy them: pure stride algebra."""
+"""A strided copy as rows and slices, the way that drivers copy them, and the calls that it takes: stride algebra."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import NamedTuple
 
-from ...spi.types import Box
-from ..base.layout import Shape, contiguous_strides
+from ...spi.types import Box, Capability, CopyKind
+from .device_handle import DeviceHandle
+from .layout import Shape, contiguous_strides
 
 _by_destination = itemgetter(1)
+_D2D = CopyKind.D2D  # an enum's attribute takes as long as a call
 
 
 class Slices(NamedTuple):
@@ -124,3 +126,22 @@ def _merged(axes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 def unpacking_rows(shape: Shape, strides: Shape, itemsize: int) -> Rows:
     """The rows of a copy from one run of bytes to elements with these strides, which lie in memory in the order of the axes."""
     return rows(shape, itemsize, strides, contiguous_strides(shape, itemsize))
+
+
+def calls(handle: DeviceHandle, rows: Rows, kind: CopyKind = CopyKind.H2D) -> int:
+    """Driver calls that rows take on a device: between it and the host, either way, or on it."""
+    if not is_pitched(handle, rows, kind):
+        return rows.calls * rows.height
+    slices = rows.slices()
+    return rows.calls if slices is None else len(slices.offsets)
+
+
+def is_pitched(handle: DeviceHandle, rows: Rows, kind: CopyKind = CopyKind.H2D) -> bool:
+    """Whether the device copies these rows in one call, and better so than one by one."""
+    info = handle.info
+    multiple = 1 if kind is _D2D else info.strided_pitch_multiple
+    return (
+        Capability.STRIDED_COPY in handle.capabilities
+        and not (rows.dst_pitch % multiple or rows.src_pitch % multiple)
+        and max(rows.dst_pitch, rows.src_pitch) <= info.max_pitch
+    )
