@@ -12,12 +12,12 @@ from ._core.memory.direct import (
 from ._core.memory.failing import FailIf, FailNth, OnOutOfMemory
 from ._core.memory.guard import Guard
 from ._core.memory.limit import Limit
-from ._core.memory.log import Log
 from ._core.memory.prefetch import Prefetch
 from ._core.memory.scrub import Scrub
-from ._core.memory.statistics import Owner, Snapshot, Statistics
 from ._core.pool.pinned_pool import PinnedPool, PinnedReport
 from ._core.pool.pool import PoolMemory, PoolReport
+from ._core.telemetry.log import Log
+from ._core.telemetry.statistics import Owner, Snapshot, Statistics
 from .spi.memory import MemoryResource
 
 __all__ = [

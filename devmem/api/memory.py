@@ -6,10 +6,10 @@ import operator
 import sys
 
 from .._core.base.device_handle import CurrentDevice
-from .._core.copy.statistics import TransferStats
 from .._core.device.device import DeviceLike, check_not_left_behind, open_device_of, open_devices
 from .._core.device.open_device import finish_closing
 from .._core.lifetime.device_memory import MemoryScope
+from .._core.telemetry.copy_statistics import TransferStats
 from ..spi.errors import ConfigError, PluginError
 from ..spi.memory import MemoryResource
 from ..spi.types import MemoryInfo, MemoryKind

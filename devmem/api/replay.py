@@ -9,10 +9,10 @@ from typing import Any
 
 from .._core.base.device_handle import CurrentDevice
 from .._core.device.device import DeviceLike, open_device_of
-from .._core.memory import allocation_log
 from .._core.memory.foreign import Boundary, is_ours, tell
 from .._core.stacks import stack_spec
 from .._core.stacks.resolve import fresh
+from .._core.telemetry import allocation_log
 from ..spi.memory import SupportsTrim
 
 

@@ -30,13 +30,13 @@ from ..lifetime.page_locks import PageLockTable
 from ..ordering.completions import CompletionTracker
 from ..ordering.recorder import RecordedCopy, Recorder, Side
 from ..ordering.stream import Stream
+from ..telemetry.copy_statistics import SAMPLED, CopyStatistics, begin
 from .device_scratch import DeviceScratch
 from .host_copy import copy_elements, page_aligned_empty, raw
 from .host_memory import HostMemory, host_memory_of
 from .plan import GAPS, SMALL_DOWNLOAD, SMALL_UPLOAD, SPARSE_PART, CopyPlan, Route, plan_copy
 from .staging import Download, GrowingRing, Ring, upload
 from .staging.blocks import Block, block_offset, block_shape, blocks, nearest, tiles
-from .statistics import SAMPLED, CopyStatistics, begin
 from .submit import Submitter
 
 #: Bytes of a fill pattern that are made on the host before doubling on the device begins.

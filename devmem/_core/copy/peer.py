@@ -29,11 +29,11 @@ from ..base.rows import Rows, calls, rows
 from ..lifetime.allocation import Allocation, StreamUse
 from ..ordering.event import orders
 from ..ordering.stream import Stream
+from ..telemetry.copy_statistics import begin
 from .engine import CopyEngine, by_host
 from .plan import MANY_CALLS, NEVER_WAITS, CopyPlan, Route
 from .staging import Ring, upload
 from .staging.blocks import Block, block_offset
-from .statistics import begin
 
 D2H = CopyKind.D2H
 

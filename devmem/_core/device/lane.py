@@ -24,9 +24,9 @@ from ..base.array_view import ArrayView
 from ..base.config import DefaultStream, settings
 from ..base.device_handle import CurrentDevice
 from ..base.scopes import deferral
-from ..copy.statistics import TIMED_FROM
 from ..memory.direct import StreamOrderedMemory
 from ..memory.heap import Heap
+from ..telemetry.copy_statistics import TIMED_FROM
 
 #: The calls of a table that move memory, by number: see `OffersTable.table_refused`.
 UPLOAD, DOWNLOAD, WAIT = 4, 5, 6

@@ -21,9 +21,9 @@ from ..base.shown import html_table, text_table
 from ..lifetime.allocation import Allocation
 from ..memory.adaptor import chain, kept_by
 from ..memory.heap import Heap
-from ..memory.statistics import Site, Statistics
 from ..pool.pinned_pool import PinnedPool
 from ..pool.pool import PoolMemory
+from ..telemetry.statistics import Site, Statistics
 from .open_device import OpenDevice
 
 #: Upper bounds of the size classes of a summary, in bytes; the last class has none.

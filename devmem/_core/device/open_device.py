@@ -17,14 +17,14 @@ from ..base.device_handle import CurrentDevice, DeviceHandle, PublicDevice
 from ..base.polling import until
 from ..copy.engine import CopyEngine
 from ..copy.staging import GrowingRing, Ring
-from ..copy.statistics import copy_statistics
-from ..copy.trace import tracefile
 from ..lifetime.deferred_free import DeferredFreeQueue
 from ..lifetime.device_memory import DeviceMemory
 from ..lifetime.page_locks import page_locks_of
 from ..ordering.completions import CompletionTracker, leaked
 from ..ordering.stream import Stream
 from ..ordering.stream_table import StreamTable
+from ..telemetry.copy_statistics import copy_statistics
+from ..telemetry.trace import tracefile
 from .lane import lane_of
 
 #: Seconds that a close waits until other threads have left the calls that they are inside.

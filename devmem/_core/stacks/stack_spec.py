@@ -24,12 +24,12 @@ from ..memory.failing import FailNth
 from ..memory.foreign import check_resource, check_version, defined_at, package_of, where
 from ..memory.guard import Guard
 from ..memory.limit import Limit
-from ..memory.log import Log
 from ..memory.prefetch import Prefetch
 from ..memory.scrub import Scrub
-from ..memory.statistics import Statistics
 from ..pool.pinned_pool import PinnedPool
 from ..pool.pool import PoolMemory
+from ..telemetry.log import Log
+from ..telemetry.statistics import Statistics
 
 #: Each part calls the one below it: more would not fit onto Python's own stack.
 MAX_PARTS = 64

@@ -58,14 +58,27 @@ def rule(ours: str = "", theirs: str = "", lazily: str | None = "", exactly: str
 
 
 #: The rooms of the core, in order: each imports only the rooms before it, for annotations too.
-ROOMS = ("base", "ordering", "memory", "pool", "stacks", "lifetime", "copy", "device", "interop", "arrays", "bulk")
+ROOMS = (
+    "base",
+    "ordering",
+    "memory",
+    "pool",
+    "telemetry",
+    "stacks",
+    "lifetime",
+    "copy",
+    "device",
+    "interop",
+    "arrays",
+    "bulk",
+)
 
 #: The longest prefix of a module's name decides. "devmem" among ``ours`` is the public namespace, the root module.
 RULES: Mapping[str, Rule] = {
     # The folder of the backends, which is empty, is imported first: later, it would replace the function `devmem.backends`.
     "devmem": rule("api spi _core errors memory spill kernels", exactly="devmem.backends"),
     "devmem.errors": rule("spi"),
-    "devmem.memory": rule("spi _core.memory _core.pool"),
+    "devmem.memory": rule("spi _core.memory _core.pool _core.telemetry"),
     "devmem.spill": rule("_core.bulk.spill.store"),
     "devmem.typing": rule("_core"),
     "devmem.spi": rule(),

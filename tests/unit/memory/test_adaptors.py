@@ -16,8 +16,9 @@ import pytest
 from waits import together
 
 import devmem as dm
-from devmem._core.memory import allocation_log, foreign
+from devmem._core.memory import foreign
 from devmem._core.memory.adaptor import cached_in
+from devmem._core.telemetry import allocation_log
 from devmem.memory import (
     DriverMemory,
     FailIf,

@@ -17,8 +17,8 @@ import pytest
 from waits import patience, together
 
 import devmem as dm
-from devmem._core.memory.allocation_log import read, replay
 from devmem._core.pool.size_bins import SizeBins
+from devmem._core.telemetry.allocation_log import read, replay
 from devmem.errors import ConfigError, OutOfMemory, UnsupportedError
 from devmem.memory import PinnedMemory, PinnedPool, PoolMemory, StreamOrderedMemory
 from devmem.spi.errors import BackendError

@@ -24,12 +24,12 @@ from ...base.device_handle import CurrentDevice
 from ...base.layout import Shape, check_size, contiguous_strides
 from ...copy.engine import SLOT_FROM
 from ...copy.staging.blocks import Block, nearest, tiles
-from ...copy.statistics import begin
 from ...device.device import DeviceLike, open_device_of
 from ...device.open_device import OpenDevice
 from ...lifetime.allocation import StreamUse
 from ...ordering.event import StreamLike
 from ...ordering.stream import Stream
+from ...telemetry.copy_statistics import begin
 from . import npy
 from .disk import OpenFile, naming, open_file, replacing
 from .npy import Elements

@@ -34,8 +34,8 @@ from ...base.changes import Changes
 from ...base.config import settings
 from ...base.device_handle import CurrentDevice
 from ...base.size_text import bytes_of, check_size, parse_size
-from ...copy.trace import tracefile
 from ...device.open_device import OpenDevice
+from ...telemetry.trace import tracefile
 from ..batch.tree import flatten, rebuild
 from .blocks import Blocks
 from .entries import Claim, Entry, Tier, unclaimed

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 import devmem as dm
-from devmem._core.memory import allocation_log
-from devmem._core.memory.allocation_log import Meter, Record, Streams
+from devmem._core.telemetry import allocation_log
+from devmem._core.telemetry.allocation_log import Meter, Record, Streams
 from devmem.api.replay import replay
 from devmem.cli.commands import commands
 from devmem.memory import DriverMemory, FailIf, Limit, Log, StreamOrderedMemory

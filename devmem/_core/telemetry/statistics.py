@@ -12,7 +12,7 @@ from ...spi.memory import MemoryResource
 from ...spi.sizes import exact_size
 from ..base.interrupts import CannotWait
 from ..base.shown import Report
-from .adaptor import Adaptor, taken_of
+from ..memory.adaptor import Adaptor, taken_of
 
 #: The name of the file, the line, the name of the function.
 Site = tuple[str, int, str]

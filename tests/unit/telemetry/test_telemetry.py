@@ -18,10 +18,10 @@ import pytest
 from waits import patience, together
 
 import devmem as dm
-from devmem._core.copy import statistics
-from devmem._core.copy import trace as tracefile
-from devmem._core.copy.statistics import SAMPLED, CopyStatistics, LockedStatistics, begin, copy_statistics
-from devmem._core.copy.trace import TraceFile
+from devmem._core.telemetry import copy_statistics as statistics
+from devmem._core.telemetry import trace as tracefile
+from devmem._core.telemetry.copy_statistics import SAMPLED, CopyStatistics, LockedStatistics, begin, copy_statistics
+from devmem._core.telemetry.trace import TraceFile
 
 ROOT = Path(__file__).parents[3]
 
@@ -280,7 +280,7 @@ def test_a_second_process_has_a_file_of_its_own(trace):
     """The first process keeps the name."""
     pytest.importorskip("fcntl")
     script = textwrap.dedent(f"""
-        from devmem._core.copy.trace import tracefile
+        from devmem._core.telemetry.trace import tracefile
         tracefile({str(trace.path)!r}).span("theirs", "copy", 0.0, 1.0, {{}})
         import os; print(os.getpid())
     """)

@@ -11,7 +11,7 @@ from pathlib import Path
 from ...spi.driver import Driver
 from ...spi.errors import ConfigError, DevmemWarning
 from ...spi.memory import MemoryResource
-from .adaptor import Adaptor
+from ..memory.adaptor import Adaptor
 from .allocation_log import Record
 from .statistics import Site, calling_frames
 
