@@ -53,7 +53,7 @@ class LaneAnswers:
 
             verbs = [getattr(verb, "__func__", None) for verb in (heap.allocate, heap.deallocate)]
             if type(resource) is PoolMemory and heap.ordered and verbs == [PoolMemory.allocate, PoolMemory.deallocate]:
-                return heap.live, heap.lent, resource._hits, self.opened.streams.legacy.handle
+                return heap.live, heap.lent, resource._ready, self.opened.streams.legacy.handle
             return ()
         driver = cast(SupportsStreamOrdered, self.driver)
         plain = self.allocates and heap.allocate == driver.alloc_async and heap.deallocate == driver.free_async

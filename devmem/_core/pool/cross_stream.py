@@ -63,12 +63,9 @@ class CrossStreamReuse:
         if self.lists.is_changing():
             return
         self.reclaim_completed()
-        with suppress(CannotWait):  # then no block is reclaimed
-            self._reclaim(stream, size)
-
-    def _reclaim(self, stream: int, size: int) -> None:
         lists = self.lists
-        with self._recording:
+        made: list[PendingBlocks] | None = None
+        with suppress(CannotWait), self._recording:  # a handler that would have to wait reclaims nothing more
             made = lists.ask(self._worth_asking, stream, size)
             try:
                 for pending in made or ():

@@ -193,14 +193,11 @@ class Pool(Adaptor, ABC):
         return ptr
 
     def _release(self, nbytes: int) -> None:
-        """Give idle chunks back until they make up so many bytes."""
-        self._lists.ask(self._lists.take_idle_chunks, nbytes)
-        self._give_back_transit()
-
-    def _give_back_transit(self) -> None:
-        """Give the upstream the chunks that are in transit. Inside a change of the lists they wait for the next call."""
-        with self._lists.lock:
-            starts = [] if self._lists.changing else list(self._lists.transit)
+        """Give idle chunks back to the upstream until they make up so many bytes, and those that are in transit."""
+        lists = self._lists
+        lists.ask(lists.take_idle_chunks, nbytes)
+        with lists.lock:
+            starts = [] if lists.changing else list(lists.transit)  # inside a change they wait for the next call
         with FirstError() as first:
             for start in starts:
                 first.attempt(self._give_back_chunk, start)  # if one cannot be freed, the other chunks are still to go

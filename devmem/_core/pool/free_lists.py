@@ -134,7 +134,7 @@ class FreeLists:
         for cache in self.caches():
             cache.free.renew()
         for waiting in self.pending:
-            waiting.renew()
+            waiting.free.renew()
         self.idle.renew()
 
     # -- bytes and chunks ----------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class FreeLists:
         return self.look(self._count_cached)
 
     def _count_cached(self) -> int:
-        pending = sum(each.nbytes for each in self.pending)
+        pending = sum(each.free.nbytes for each in self.pending)
         return self.idle.nbytes + pending + sum(cache.nbytes for cache in self.caches())
 
     def caches(self) -> list[StreamCache]:
@@ -284,13 +284,15 @@ class FreeLists:
         """Give blocks without a recorded event back to their stream; blocks without a stream wait for the device."""
         for each in made:
             if not each.recorded and each.cache is not None and each in self.pending:
-                each.move_to(each.cache.free)
+                each.cache.free.absorb(each.free)
+                each.cache = None
                 del self.pending[each]
 
     def complete(self, completed: Iterable[PendingBlocks]) -> None:
         """Make blocks idle whose event, or whose device, has completed."""
         for each in completed:
-            each.move_to(self.idle)
+            self.idle.absorb(each.free)
+            each.cache = None
             self.pending.pop(each, None)
         self.drop_empty_caches()
 

@@ -28,7 +28,7 @@ from ..memory.direct import PinnedMemory
 from .engine import Pool
 from .free_lists import Effort
 from .size_bins import Fit, cut_from, rounded
-from .stream_cache import PendingChunk
+from .stream_cache import PendingBlocks
 
 #: What the driver locks is whole pages.
 PAGE = 4096
@@ -120,7 +120,8 @@ class PinnedPool(Pool):
         """
         if not ptr:
             return
-        pending = PendingChunk(ptr, self._size(nbytes))
+        pending = PendingBlocks(None, self._lists.new_bins())
+        pending.free.large.add(ptr, self._size(nbytes))
         self._lists.change(self._lists.add_pending, pending)
         # The thread's own default stream is another one in each thread.
         key = stream if stream != PER_THREAD_STREAM else -threading.get_ident()

@@ -102,10 +102,9 @@ class PoolMemory(Pool):
 
     def _start_anew(self) -> None:
         super()._start_anew()
+        #: By stream, the free blocks of each requested size. The compiled core does with them what a hit does.
         self._ready = self._lists.ready
         self._thread = self._lists.thread
-        #: By stream, the free blocks of each requested size: for the compiled core, which does what a hit does.
-        self._hits = self._lists.ready
 
     def bind(self, driver: Driver) -> None:
         """Take the device; a share of its memory becomes a number of bytes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import compress
 
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM
@@ -66,56 +67,15 @@ class StreamCache:
         return list(compress(self.lists, self.lists.values()))
 
 
+@dataclass(eq=False, slots=True)
 class PendingBlocks:
     """Free blocks that wait for an event: every stream may use them when it has completed, their own stream before that too."""
 
-    __slots__ = ("cache", "free", "recorded")
-
-    def __init__(self, cache: StreamCache | None, free: SizeBins) -> None:
-        #: The stream that may use them before, if there is one.
-        self.cache = cache
-        self.free = free
-        #: An event is, or is just being, recorded behind them. False: only a wait for the whole device frees them.
-        self.recorded = False
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that wait."""
-        return self.free.nbytes
-
-    def move_to(self, free: SizeBins) -> None:
-        """Let other bins have the blocks."""
-        free.absorb(self.free)
-        self.cache = None
-
-    def renew(self) -> None:
-        """Make all that follows from the blocks' addresses and sizes anew."""
-        self.free.renew()
-
-
-class PendingChunk(PendingBlocks):
-    """One whole chunk that waits for an event: it needs no bins."""
-
-    __slots__ = ("_block",)
-
-    def __init__(self, start: int, size: int) -> None:
-        self.cache = None
-        self.recorded = False
-        self._block: tuple[int, int] | None = (start, size)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that wait."""
-        return self._block[1] if self._block else 0
-
-    def move_to(self, free: SizeBins) -> None:
-        """Let bins have the chunk."""
-        block, self._block = self._block, None
-        if block is not None:
-            free.large.add(*block)
-
-    def renew(self) -> None:
-        """Nothing follows from one chunk."""
+    #: The stream that may use them before, if there is one.
+    cache: StreamCache | None
+    free: SizeBins
+    #: An event is, or is just being, recorded behind them. False: only a wait for the whole device frees them.
+    recorded: bool = False
 
 
 class Token:

@@ -111,7 +111,7 @@ def test_a_device_that_cannot_be_entered_gives_the_block_back(backend):
 
 def test_a_size_that_the_pool_has_forgotten_is_freed_by_python(backend):
     array = dm.device_array(16)
-    for known in pool()._hits.values():
+    for known in pool()._ready.values():
         known.clear()
     report = pool().report()
     array.free()
