@@ -47,7 +47,7 @@ LATER = [
     "devmem._core.stacks.stack_spec",
     "devmem._core.base.simulation",
     "devmem.adapters",
-    "devmem.api.replay",
+    "devmem.api.stacks",
     "devmem.compat",
     "devmem.kernels",
     "devmem.toolkit.host_functions",

@@ -130,7 +130,7 @@ RULES: Mapping[str, Rule] = {
         lazily=None,
     ),
     "devmem.cli": rule(
-        "devmem api _native simulate.command toolkit.host_limits spi.sizes testing.emulator",
+        "devmem api _native simulate.command toolkit.host_limits spi.sizes testing.emulator testing.replay",
         "click numpy rich",
         lazily="matplotlib",
     ),

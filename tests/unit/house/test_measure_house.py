@@ -116,7 +116,7 @@ CEILINGS = {
     "_core/ordering": 13,
     "_core/memory": 12,
     "_core/pool": 10,
-    "_core/telemetry": 7,
+    "_core/telemetry": 6,
     "_core/stacks": 3,
     "_core/lifetime": 13,
     "_core/copy": 17,

@@ -18,12 +18,13 @@ from waits import patience, together
 
 import devmem as dm
 from devmem._core.pool.size_bins import SizeBins
-from devmem._core.telemetry.allocation_log import read, replay
+from devmem._core.telemetry.allocation_log import read
 from devmem.errors import ConfigError, OutOfMemory, UnsupportedError
 from devmem.memory import PinnedMemory, PinnedPool, PoolMemory, StreamOrderedMemory
 from devmem.spi.errors import BackendError
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, Capability, CopyKind, DeviceInfo, MemoryKind
 from devmem.testing import StreamHold, hold
+from devmem.testing.replay import replay
 from devmem.toolkit import host_limits, numa
 
 MIB = 1 << 20

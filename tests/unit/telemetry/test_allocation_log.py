@@ -11,14 +11,14 @@ from click.testing import CliRunner
 
 import devmem as dm
 from devmem._core.telemetry import allocation_log
-from devmem._core.telemetry.allocation_log import Meter, Record, Streams
-from devmem.api.replay import replay
+from devmem._core.telemetry.allocation_log import Record
 from devmem.cli.commands import commands
 from devmem.memory import DriverMemory, FailIf, Limit, Log, StreamOrderedMemory
 from devmem.spi.driver import SupportsManaged, SupportsStreamOrdered
 from devmem.spi.errors import BackendError
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 from devmem.testing import FaultyDriver
+from devmem.testing.replay import Meter, Streams, measure, replay
 
 S = LEGACY_STREAM
 
@@ -82,7 +82,7 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
 def test_a_replay_does_what_the_trace_says(driver: FaultyDriver) -> None:
     streams = Streams(driver)
     asked = []
-    result = allocation_log.replay(RECORDS, bound(DriverMemory(), driver), stream=streams, after=asked.append)
+    result = replay(RECORDS, bound(DriverMemory(), driver), stream=streams, after=asked.append)
     assert (result.allocations, result.deallocations, result.failed, result.calls) == (4, 2, 0, 6)
     assert result.peak_live_bytes == 1100
     assert result.left_over == 2
@@ -97,7 +97,7 @@ def test_a_replay_does_what_the_trace_says(driver: FaultyDriver) -> None:
 def test_allocations_that_fail_are_counted_and_not_given_back(driver: FaultyDriver) -> None:
     stack = FailIf(DriverMemory(), lambda nbytes, stream: nbytes == 300)
     stack.bind(driver)
-    result = allocation_log.replay(RECORDS, stack, stream=lambda handle: S)
+    result = replay(RECORDS, stack, stream=lambda handle: S)
     assert (result.allocations, result.deallocations, result.failed) == (3, 1, 1)
     assert "300 bytes was made to fail" in result.errors[0]
 
@@ -105,7 +105,7 @@ def test_allocations_that_fail_are_counted_and_not_given_back(driver: FaultyDriv
 def test_nothing_is_left_out_when_a_replay_fails(driver: FaultyDriver) -> None:
     driver.fail_at(3, "alloc", KeyError("not a memory matter"))
     with pytest.raises(KeyError):
-        allocation_log.replay(RECORDS, bound(DriverMemory(), driver), stream=lambda handle: S)
+        replay(RECORDS, bound(DriverMemory(), driver), stream=lambda handle: S)
     driver.disarm()
 
 
@@ -113,13 +113,13 @@ def test_everything_goes_back_also_where_that_fails(driver: FaultyDriver) -> Non
     driver.fail_at(1, "free")
     records = [Record("allocate", address, 100, 1, 0.0) for address in range(1, 6)]
     with pytest.raises(BackendError, match="injected"):
-        allocation_log.replay(records, bound(DriverMemory(), driver), stream=lambda handle: S)
+        replay(records, bound(DriverMemory(), driver), stream=lambda handle: S)
     assert driver.blocks() == {}
 
 
 def test_an_address_that_a_trace_hands_out_twice_counts_once(driver: FaultyDriver) -> None:
     records = [Record("allocate", 1, 100, 1, 0.0)] * 3 + [Record("deallocate", 1, 100, 1, 0.0)]
-    result = allocation_log.replay(records, bound(DriverMemory(), driver), stream=lambda handle: S)
+    result = replay(records, bound(DriverMemory(), driver), stream=lambda handle: S)
     assert (result.peak_live_bytes, result.left_over) == (100, 0)
     assert driver.blocks() == {}
 
@@ -132,7 +132,7 @@ def test_nonsense_of_a_plugin_is_caught_in_a_replay(tmp_path: Path, monkeypatch:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "log").write_bytes(RECORDS[0].line())
     with dm.use_backend("host"), pytest.raises(dm.PluginError, match="returned None for"):
-        replay(tmp_path / "log", "nonsense_in_a_replay:Nonsense")
+        measure(tmp_path / "log", "nonsense_in_a_replay:Nonsense")
 
 
 @pytest.mark.parametrize("resource", [DriverMemory, StreamOrderedMemory])
@@ -140,7 +140,7 @@ def test_the_driver_is_metered(driver: FaultyDriver, resource: type) -> None:
     meter = Meter(driver)  # type: ignore[arg-type]
     assert isinstance(meter, SupportsStreamOrdered)
     assert isinstance(meter, SupportsManaged)
-    result = allocation_log.replay(RECORDS, bound(resource(), meter), stream=lambda handle: S)
+    result = replay(RECORDS, bound(resource(), meter), stream=lambda handle: S)
     assert meter.calls == 8  # with the two that were left over
     assert (meter.peak_reserved_bytes, meter.reserved_bytes) == (result.peak_live_bytes, 0)
     assert meter.seconds > 0
