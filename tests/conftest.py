@@ -202,9 +202,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, Any, Any]:
     """A stream, a device or memory that a test leaves in force would change later tests, in one order and not in another."""
-    from devmem._core.base.simulation import in_force
     from devmem._core.lifetime.device_memory import stacks_of_blocks
     from devmem._core.ordering.stream import place
+    from devmem.kernels.simulation import in_force
 
     scopes = (place, stacks_of_blocks, in_force)
     before = [(each, each.get(), each.blocks.get(), each.chosen.choice) for each in scopes]

@@ -45,7 +45,6 @@ LATER = [
     "devmem._core.memory",
     "devmem._core.pool",
     "devmem._core.stacks.stack_spec",
-    "devmem._core.base.simulation",
     "devmem.adapters",
     "devmem.api.stacks",
     "devmem.compat",

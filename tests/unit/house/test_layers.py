@@ -121,9 +121,9 @@ RULES: Mapping[str, Rule] = {
         "devmem api spi compat kernels.decorated kernels.functions kernels.work_items", lazily=None
     ),
     "devmem.compat.numba_roc.compiler": rule("devmem api spi compat kernels.work_items", "numpy", lazily=None),
-    "devmem.compat.numba_cuda.cudadrv.device": rule("devmem api spi compat _core.base.simulation", lazily=None),
+    "devmem.compat.numba_cuda.cudadrv.device": rule("devmem api spi compat kernels.simulation", lazily=None),
     "devmem.compat.numba_cuda.cudadrv.streams": rule("devmem api spi compat _core.base.interrupts", lazily=None),
-    "devmem.compat.numba_roc.hsadrv.devices": rule("devmem api spi compat _core.base.simulation", lazily=None),
+    "devmem.compat.numba_roc.hsadrv.devices": rule("devmem api spi compat kernels.simulation", lazily=None),
     "devmem.adapters": rule(
         "devmem api spi toolkit spill _core.lifetime.allocation _core.ordering.stream _core.memory",
         "numpy",

@@ -16,9 +16,9 @@ import pytest
 from waits import patience
 
 import devmem as dm
-from devmem._core.base import simulation
 from devmem._core.ordering.stream import place
 from devmem.compat import numba_cuda as cuda
+from devmem.kernels import simulation
 from devmem.toolkit.host_functions import this_thread
 
 pytestmark = pytest.mark.usefixtures("tidy")

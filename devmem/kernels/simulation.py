@@ -6,10 +6,10 @@ import operator
 import os
 from dataclasses import dataclass
 
-from ...spi.errors import ConfigError
-from ...spi.types import Capability, DeviceInfo
-from .config import NegativeIndices, Simulators, settings
-from .scopes import Scope, ScopeVariable
+from .._core.base.config import NegativeIndices, Simulators, settings
+from .._core.base.scopes import Scope, ScopeVariable
+from ..spi.errors import ConfigError
+from ..spi.types import Capability, DeviceInfo
 
 #: Threads of the host that the blocks of a launch are dealt out to, at most. One runs at a time, as always in Python.
 THREADS = max(2, min(os.cpu_count() or 1, 4))
