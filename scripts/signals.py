@@ -268,7 +268,7 @@ class Signals:
         dm.trim()
         blocks = bytes_live = 0
         for each in opened:
-            for heap in each.memory.all_heaps():
+            for heap in each.memory.stacks.all_heaps():
                 blocks += len(heap.live)
                 bytes_live += sum(heap.live.values())
             with each.device.entered():

@@ -126,7 +126,7 @@ def lane_of(opened: Any) -> object:
         once_more=answers.once_more,
         told=answers.told,
         services=opened.streams,
-        memory=opened.memory,
+        memory=opened.memory.stacks,
         held=opened.streams.leases._held,
         given_up=opened.streams.leases.given_up,
         spare_streams=opened.streams.spare._kept,

@@ -49,7 +49,7 @@ class OpenDevice:
         self.streams = StreamTable(handle, self.completions)
         self.free_queue = DeferredFreeQueue(handle, self.completions, self.streams)
         self.memory = DeviceMemory(handle, self.free_queue)
-        self.streams.on_destroy = self.memory.forget_stream
+        self.streams.on_destroy = self.memory.stacks.forget_stream
         self.page_locks = page_locks_of(device.backend)
         self.statistics = copy_statistics(handle, tracefile(settings().trace), self.completions.events.lock)
         if told := handle.info.facts.get("copy_calls"):
@@ -60,8 +60,8 @@ class OpenDevice:
             handle, self.memory, self.completions, self.page_locks, self.ring, self.growing_ring, self.statistics
         )
         for ring in (self.ring, self.growing_ring):
-            self.memory.trim_others.append(("the staging slots", ring.trim))
-        self.memory.trim_others.append(("the idle streams", self.streams.spare.drop))
+            self.memory.recovery.trim_others.append(("the staging slots", ring.trim))
+        self.memory.recovery.trim_others.append(("the idle streams", self.streams.spare.drop))
         handle.lane = lane_of(self)
         self.page_locks.join(handle, self.completions)  # last: a device that was not finished would be in it for good
 
@@ -240,7 +240,7 @@ def finish_closing() -> None:
                     opened.take_back_lent(driver)
             finally:
                 if not opened.memory.lent_blocks():
-                    opened.memory.unbind(driver)
+                    opened.memory.stacks.unbind(driver)
                     ended = opened.page_locks.close_later(driver)
                     if not ended:
                         ended = True

@@ -1,1 +1,1 @@
-"""Memory stacks: how a text or an object becomes one."""
+"""Memory stacks: made of a text or an object, and installed on a device."""

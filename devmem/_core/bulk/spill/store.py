@@ -325,8 +325,8 @@ class Store(MutableMapping[Hashable, Any]):
                 tier.bytes = tier.count = 0
             self._changes.tell()
         for opened, callback in list(self._watched.items()):
-            if callback in opened.memory.trim_others:
-                opened.memory.trim_others.remove(callback)
+            if callback in opened.memory.recovery.trim_others:
+                opened.memory.recovery.trim_others.remove(callback)
         if self._folder is not None:
             self._folder.remove()
 
@@ -387,7 +387,7 @@ class Store(MutableMapping[Hashable, Any]):
         if opened not in self._watched:
             callback = "the spill store", partial(_relieve, ref(self), ref(opened))
             self._watched[opened] = callback
-            opened.memory.trim_others.append(callback)
+            opened.memory.recovery.trim_others.append(callback)
 
     def relieve(self, opened: OpenDevice) -> None:
         """Move off a device what can be moved: its memory has run out. Moves that this leads to need no second answer."""
