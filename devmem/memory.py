@@ -9,9 +9,10 @@ from ._core.memory.direct import (
     StreamOrderedMemory,
     VirtualMemory,
 )
-from ._core.memory.failing import FailIf, FailNth, OnOutOfMemory
+from ._core.memory.failing import FailIf, FailNth
 from ._core.memory.guard import Guard
 from ._core.memory.limit import Limit
+from ._core.memory.on_out_of_memory import OnOutOfMemory
 from ._core.memory.prefetch import Prefetch
 from ._core.memory.scrub import Scrub
 from ._core.pool.pinned_pool import PinnedPool, PinnedReport

@@ -16,6 +16,7 @@ from typing import Any
 
 from ...spi.sizes import size_text
 from ...spi.types import MemoryKind
+from ..base.call_site import Site
 from ..base.device_handle import CurrentDevice
 from ..base.shown import html_table, text_table
 from ..lifetime.allocation import Allocation
@@ -23,7 +24,7 @@ from ..memory.adaptor import chain, kept_by
 from ..memory.heap import Heap
 from ..pool.pinned_pool import PinnedPool
 from ..pool.pool import PoolMemory
-from ..telemetry.statistics import Site, Statistics
+from ..telemetry.statistics import Statistics
 from .open_device import OpenDevice
 
 #: Upper bounds of the size classes of a summary, in bytes; the last class has none.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...spi.errors import ConfigError
-from .statistics import Site
+from ..base.call_site import Site
 
 
 class Record(NamedTuple):

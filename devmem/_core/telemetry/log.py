@@ -11,9 +11,9 @@ from pathlib import Path
 from ...spi.driver import Driver
 from ...spi.errors import ConfigError, DevmemWarning
 from ...spi.memory import MemoryResource
+from ..base.call_site import Site, calling_frames
 from ..memory.adaptor import Adaptor
 from .allocation_log import Record
-from .statistics import Site, calling_frames
 
 
 class Log(Adaptor):

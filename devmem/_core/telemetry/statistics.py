@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import dataclass
-from types import FrameType
 
 from ...spi.errors import DevmemError, GuardError
 from ...spi.memory import MemoryResource
 from ...spi.sizes import exact_size
+from ..base.call_site import Site, calling_frames
 from ..base.interrupts import CannotWait
 from ..base.shown import Report
 from ..memory.adaptor import Adaptor, taken_of
-
-#: The name of the file, the line, the name of the function.
-Site = tuple[str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,19 +193,3 @@ class _Scope:
     began: Snapshot
     peak_bytes: int
     peak_count: int
-
-
-def calling_frames(most: int) -> tuple[Site, ...]:
-    """The lines outside devmem that led here, innermost first: at least one, and at most ``most``."""
-    frame: FrameType | None = sys._getframe(1)
-    while (
-        frame is not None
-        and frame.f_globals.get("__name__", "").partition(".")[0] == "devmem"
-        and frame.f_back is not None
-    ):
-        frame = frame.f_back
-    found: list[Site] = []
-    while frame is not None and len(found) < most:
-        found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        frame = frame.f_back
-    return tuple(found)
