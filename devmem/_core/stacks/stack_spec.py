@@ -7,21 +7,18 @@ comma, or a semicolon in an argument, cannot be spelled: build such a stack in P
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ...plugins import ADAPTERS, MANAGER
-from ...spi.errors import ConfigError, DevmemError, PluginError
+from ...spi.errors import ConfigError, PluginError
 from ...spi.memory import MemoryResource
 from ..base.device_handle import DeviceHandle
 from ..base.plugin_registry import registry
 from ..base.size_text import ALLOWED, ALLOWED_SHARE, check_size, parse_size
 from ..memory.direct import DriverMemory, ManagedMemory, MappedMemory, PinnedMemory, StreamOrderedMemory, VirtualMemory
 from ..memory.failing import FailNth
-from ..memory.foreign import check_resource, check_version, defined_at, package_of, where
 from ..memory.guard import Guard
 from ..memory.limit import Limit
 from ..memory.prefetch import Prefetch
@@ -30,6 +27,7 @@ from ..pool.pinned_pool import PinnedPool
 from ..pool.pool import PoolMemory
 from ..telemetry.log import Log
 from ..telemetry.statistics import Statistics
+from .factories import found_in, is_module, of_module, of_plugin
 
 #: Each part calls the one below it: more would not fit onto Python's own stack.
 MAX_PARTS = 64
@@ -139,12 +137,16 @@ def _part(
         return part.make(**values)
     factory = registry().resource(name) if name else None
     if factory is not None:
-        return _of_plugin(name, factory, argument, upstream)
+        return of_plugin(name, factory, argument, upstream)
     broken = registry().failures.get(name)
-    if broken is not None and not (colon and _is_module(name)):
+    if broken is not None and not (colon and is_module(name)):
         raise PluginError(f"the memory resource {text!r} cannot be had: {broken.message}")
-    if name and (argument or _is_module(name)):
-        return _of_module(text, name, argument.strip() or MANAGER, upstream, handle)
+    if name and (argument or is_module(name)):
+        found = found_in(name, argument.strip() or MANAGER, text, partial(_closest, name))
+        own = next((name for name, part in NAMED.items() if part.over and part.make is found), None)
+        if own is not None:
+            raise ConfigError(f"{text!r} is written {own!r} in a stack as text: {_usage(own, NAMED[own])}")
+        return of_module(found, text, name, upstream, handle)
     failed = "; ".join(failure.message for failure in registry().failures.values())
     raise ConfigError(
         f"no memory resource is named {text!r}{_closest(name)}: give {allowed()}"
@@ -200,80 +202,3 @@ def _usage(name: str, part: Part) -> str:
         key.upper() if argument.required else f"[{key}]" if argument is FLAG else f"[{key}=...]"
         for key, argument in part.arguments.items()
     )
-
-
-# -- plugins and modules -----------------------------------------------------------------------------------------------
-
-
-def _of_plugin(
-    name: str, factory: Callable[..., MemoryResource], argument: str, upstream: MemoryResource | None
-) -> MemoryResource:
-    origin = registry().resources[name][1]
-    check_version(factory, repr(name), origin)
-    if not callable(factory):
-        raise PluginError(
-            f"the memory resource {name!r} from {origin} is given as {factory!r}, which cannot be called: the hook "
-            f"devmem_memory_resources returns what makes a resource, by name"
-        )
-    arguments = (argument, upstream) if argument or upstream is not None else ()
-    if arguments and name in ADAPTERS:
-        raise ConfigError(
-            f"{name!r} takes no arguments in a stack as text, and is the last of it: give an instance instead"
-        )
-    return _called(factory, arguments, repr(name), origin)
-
-
-def _of_module(
-    text: str, module: str, attribute: str, upstream: MemoryResource | None, handle: DeviceHandle
-) -> MemoryResource:
-    origin = package_of(module)
-    try:
-        found: object = importlib.import_module(module)
-        for step in attribute.split("."):
-            found = getattr(found, step)
-    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
-        # The module's own line, if it has one to blame: not ours, that looked for what is not there.
-        place = where(error.__traceback__, (__file__, importlib.__file__)).rstrip(",")
-        missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
-        raise PluginError(
-            f"the memory resource {text!r} cannot be loaded from {origin}{_closest(module) if missing else ''}: "
-            f"{type(error).__name__}: {error}{place}"
-        ) from error
-    own = next((name for name, part in NAMED.items() if part.over and part.make is found), None)
-    if own is not None:
-        raise ConfigError(f"{text!r} is written {own!r} in a stack as text: {_usage(own, NAMED[own])}")
-    if isinstance(found, types.ModuleType) or (not callable(found) and not isinstance(found, MemoryResource)):
-        return check_resource(None, repr(text), origin)  # which says what is missing
-    if isinstance(found, MemoryResource) and not isinstance(found, type):
-        if upstream is not None:
-            raise ConfigError(f"{text!r} is a resource already, so it is the last: {upstream!r} is written behind it")
-        return check_resource(found, repr(text), origin)
-    check_version(found, repr(text), origin)
-    assert callable(found)
-    return _called(found, (handle.device,) if upstream is None else (handle.device, upstream), repr(text), origin)
-
-
-def _called(factory: Callable[..., object], arguments: tuple[object, ...], spelled: str, origin: str) -> MemoryResource:
-    try:
-        return check_resource(factory(*arguments), spelled, origin)
-    except DevmemError:
-        raise  # says what is wrong by itself: an argument, a device that cannot
-    except (Exception, SystemExit) as error:
-        # A call that did not fit never entered the factory: then the factory's own line helps.
-        trace = error.__traceback__
-        inside = trace is not None and trace.tb_next is not None
-        raise PluginError(
-            f"the memory resource {spelled} from {origin} failed when it was made, called with {arguments}: "
-            f"{type(error).__name__}: {error}{where(trace).rstrip(',') if inside else defined_at(factory)}"
-        ) from error
-
-
-def _is_module(name: str) -> bool:
-    if not all(part.isidentifier() for part in name.split(".")):
-        return False
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ModuleNotFoundError, ValueError):
-        return False
-    except Exception:  # the package around it: it is there, and importing it again tells what is wrong
-        return True
