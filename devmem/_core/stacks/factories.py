@@ -35,7 +35,7 @@ def of_plugin(
 
 
 def found_in(module: str, attribute: str, text: str, advice: Callable[[], str]) -> object:
-    """What a module has by that name; ``advice`` is for a module that is not there."""
+    """The attribute that a text names; ``advice`` is for a module that is not there."""
     origin = package_of(module)
     try:
         found: object = importlib.import_module(module)

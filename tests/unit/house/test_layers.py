@@ -70,6 +70,7 @@ ROOMS = (
     "device",
     "interop",
     "arrays",
+    "smart",
     "bulk",
 )
 

@@ -16,7 +16,6 @@ from ....spi.errors import LayoutError
 from ....spi.files import DirectFiles
 from ...arrays.creation import empty, target_of
 from ...arrays.ndarray import DeviceNDArray, device_view
-from ...arrays.smart import SmartArray
 from ...base.arguments import check_same, dtype_of, integers_of, shape_of
 from ...base.array_view import part_of
 from ...base.config import settings
@@ -29,6 +28,7 @@ from ...device.open_device import OpenDevice
 from ...lifetime.allocation import StreamUse
 from ...ordering.event import StreamLike
 from ...ordering.stream import Stream
+from ...smart import SmartArray
 from ...telemetry.copy_statistics import begin
 from . import npy
 from .disk import OpenFile, naming, open_file, replacing

@@ -10,13 +10,13 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ....spi.errors import LayoutError
-from ...base.argument_types import ShapeLike
-from ...base.arguments import dtype_of, layout_of, order_of
-from ...base.array_view import Shaped
-from ...base.layout import Shape
-from ...interop.host_objects import check_no_mask
-from ..ndarray import DeviceNDArray
+from ...spi.errors import LayoutError
+from ..arrays.ndarray import DeviceNDArray
+from ..base.argument_types import ShapeLike
+from ..base.arguments import dtype_of, layout_of, order_of
+from ..base.array_view import Shaped
+from ..base.layout import Shape
+from ..interop.host_objects import check_no_mask
 from .asnumpy import AsNumpy, read_only
 from .copies import Where, fits, sides_of, uninitialised
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from ....spi.errors import LayoutError
-from ..conversions import Conversions
+from ...spi.errors import LayoutError
+from ..arrays.conversions import Conversions
 
 #: Methods of an ndarray that write it.
 WRITERS = frozenset({"byteswap", "fill", "itemset", "partition", "put", "setfield", "sort"})

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ....spi.errors import DevmemError, LayoutError
-from ....toolkit.locks import Rank, lock
-from ...base.arguments import check_destination, layout_of
-from ...base.device_handle import CurrentDevice
-from ...base.layout import Shape, contiguous_strides, memory_order, new_host
-from ...base.transfer_guard import guard
-from ...device.device import current_open_device
-from ...interop.host_objects import host_array
-from ..creation import empty, like, upload
-from ..ndarray import DeviceNDArray, device_view
+from ...spi.errors import DevmemError, LayoutError
+from ...toolkit.locks import Rank, lock
+from ..arrays.creation import empty, like, upload
+from ..arrays.ndarray import DeviceNDArray, device_view
+from ..base.arguments import check_destination, layout_of
+from ..base.device_handle import CurrentDevice
+from ..base.layout import Shape, contiguous_strides, memory_order, new_host
+from ..base.transfer_guard import guard
+from ..device.device import current_open_device
+from ..interop.host_objects import host_array
 
 
 class Where(StrEnum):
