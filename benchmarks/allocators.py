@@ -37,10 +37,11 @@ from timing import interleaved, ratio, spread
 
 import devmem as dm
 from devmem import memory
-from devmem._core.memory.allocation_log import Record, read, replay
-from devmem._core.memory.pool.size_bins import FreeSet, class_of, rounded
+from devmem._core.pool.size_bins import FreeSet, class_of, rounded
+from devmem._core.telemetry.allocation_log import Record, read
 from devmem.spi.driver import PROTOCOLS, Driver
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability
+from devmem.testing.replay import replay
 
 HERE = Path(__file__).parent
 TRACES = HERE / "traces"

@@ -36,7 +36,6 @@ from . import errors
 from ._core.arrays.host_visible import ManagedNDArray, MappedNDArray
 from ._core.arrays.ndarray import DeviceNDArray, DeviceRecord
 from ._core.arrays.pinned import PinnedNDArray
-from ._core.arrays.smart import SmartArray
 from ._core.base.advice import MODULE as _OTHERS
 from ._core.base.advice import advice_on as _advice_on
 from ._core.base.config import Setting
@@ -45,6 +44,7 @@ from ._core.device.backends import BackendStatus
 from ._core.device.device import Device, current_device
 from ._core.ordering.event import Event
 from ._core.ordering.stream import Stream
+from ._core.smart import SmartArray
 from .api.arrays import device_array, device_array_like, pitched_array, to_device
 from .api.creation import (
     asarray,

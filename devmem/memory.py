@@ -9,15 +9,16 @@ from ._core.memory.direct import (
     StreamOrderedMemory,
     VirtualMemory,
 )
-from ._core.memory.failing import FailIf, FailNth, OnOutOfMemory
+from ._core.memory.failing import FailIf, FailNth
 from ._core.memory.guard import Guard
 from ._core.memory.limit import Limit
-from ._core.memory.log import Log
-from ._core.memory.pool.pinned_pool import PinnedPool, PinnedReport
-from ._core.memory.pool.pool import PoolMemory, PoolReport
+from ._core.memory.on_out_of_memory import OnOutOfMemory
 from ._core.memory.prefetch import Prefetch
 from ._core.memory.scrub import Scrub
-from ._core.memory.statistics import Owner, Snapshot, Statistics
+from ._core.pool.pinned_pool import PinnedPool, PinnedReport
+from ._core.pool.pool import PoolMemory, PoolReport
+from ._core.telemetry.log import Log
+from ._core.telemetry.statistics import Owner, Snapshot, Statistics
 from .spi.memory import MemoryResource
 
 __all__ = [

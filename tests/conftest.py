@@ -79,10 +79,11 @@ def own_memory() -> Iterator[None]:
     yield
     if (devices := sys.modules.get("devmem._core.device.device")) is None:
         return
-    left = [each for each in devices.open_devices() if each.memory.heap is not each.memory._installed["device"][0]]
+    stacks = [(each, each.memory.stacks) for each in devices.open_devices()]
+    left = [(each, of.heap) for each, of in stacks if of.heap is not of._installed["device"][0]]
     # The drop-in for numba.cuda chooses plain memory for a device that it opens: other processes can open that.
-    told = [text for each in left if not (text := repr(each.memory.heap.resource)).startswith("DriverMemory(")]
-    for each in left:
+    told = [text for _, heap in left if not (text := repr(heap.resource)).startswith("DriverMemory(")]
+    for each, _ in left:
         each.close("was left with memory that a test has installed")
     assert told == [], "tests have left memory installed: close the device, or take it back"
 
@@ -202,9 +203,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, Any, Any]:
     """A stream, a device or memory that a test leaves in force would change later tests, in one order and not in another."""
-    from devmem._core.base.simulation import in_force
-    from devmem._core.lifetime.device_memory import stacks_of_blocks
     from devmem._core.ordering.stream import place
+    from devmem._core.stacks.installed import stacks_of_blocks
+    from devmem.kernels.simulation import in_force
 
     scopes = (place, stacks_of_blocks, in_force)
     before = [(each, each.get(), each.blocks.get(), each.chosen.choice) for each in scopes]

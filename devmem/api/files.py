@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core.arrays.ndarray import DeviceArrayLike, DeviceNDArray
-from .._core.arrays.smart import SmartArray
 from .._core.base.advice import refuse_keywords
 from .._core.base.argument_types import PathLike, PathTree, ShapeLike
 from .._core.bulk import files
 from .._core.bulk.files import ArrayFile
 from .._core.device.device import DeviceLike
 from .._core.ordering.event import StreamLike
+from .._core.smart import SmartArray
 from ..spi.errors import LayoutError
 
 S = TypeVar("S", bound=np.generic)

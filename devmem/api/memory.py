@@ -6,10 +6,10 @@ import operator
 import sys
 
 from .._core.base.device_handle import CurrentDevice
-from .._core.copy.statistics import TransferStats
 from .._core.device.device import DeviceLike, check_not_left_behind, open_device_of, open_devices
 from .._core.device.open_device import finish_closing
-from .._core.lifetime.device_memory import MemoryScope
+from .._core.stacks.installed import MemoryScope
+from .._core.telemetry.copy_statistics import TransferStats
 from ..spi.errors import ConfigError, PluginError
 from ..spi.memory import MemoryResource
 from ..spi.types import MemoryInfo, MemoryKind
@@ -81,12 +81,12 @@ def use_memory(resource: MemoryResource | str, device: DeviceLike = None, *, kin
         raise ConfigError(f"use_memory(kind={kind!r}): give one of {', '.join(MemoryKind)}") from None
     opened.handle.require_kind(wanted)
     try:
-        found = opened.memory.resource(resource, wanted)
+        found = opened.memory.stacks.resource(resource, wanted)
     except (ConfigError, PluginError) as error:
         if not isinstance(resource, str):
             raise
         raise type(error)(f"use_memory({resource!r}): {error}") from error
-    return MemoryScope(opened.memory, opened.memory.bind(found, wanted))
+    return MemoryScope(opened.memory.stacks, opened.memory.stacks.bind(found, wanted))
 
 
 def trim(keep_bytes: int = 0, device: DeviceLike = None) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core.arrays.creation import like
-from .._core.arrays.host_visible import ManagedNDArray, MappedNDArray, Mapping, host_visible
+from .._core.arrays.host_visible import ManagedNDArray, MappedNDArray, host_visible
+from .._core.arrays.mapping import Mapping
 from .._core.arrays.ndarray import ArrayLike
 from .._core.arrays.pinned import PinnedNDArray
 from .._core.base.argument_types import ShapeLike, StridesLike

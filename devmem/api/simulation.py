@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .._core.base import simulation
 from .._core.base.scopes import Scope
-from .._core.base.simulation import Simulation
+from ..kernels import simulation
+from ..kernels.simulation import Simulation
 
 
 def simulator(

@@ -9,9 +9,9 @@ import click
 
 import devmem
 
-from ..api.replay import replay as replay_log
-from ..api.replay import stack_parts
+from ..api.stacks import stack_parts
 from ..spi.sizes import size_text
+from ..testing.replay import measure
 from .completion import completes
 from .output import FAILED, OK, UNUSABLE, collected_warnings, complain, example, print_json, print_table
 from .roundtrip import backend_option, choose, device_option
@@ -68,7 +68,7 @@ def replay(
 def _replayed(log: Path, stack: str, device: devmem.Device) -> dict[str, Any]:
     """The cost of a stack, or why it could not be used, so that the other stacks are compared all the same."""
     try:
-        return replay_log(log, stack, device)
+        return measure(log, stack, device)
     except devmem.DevmemError as error:
         return {"stack": stack, "error": str(error)}
 

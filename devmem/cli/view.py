@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from ..api.memory_reports import SNAPSHOT_FORMAT
-from ..api.replay import allocations
+from ..api.stacks import allocations
 from ..spi.sizes import exact_size
 from .output import OK, UNUSABLE, complain, example
 

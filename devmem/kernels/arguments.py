@@ -11,12 +11,12 @@ import numpy as np
 
 from .._core.arrays.creation import empty, upload
 from .._core.arrays.ndarray import DeviceNDArray, DeviceRecord, device_view
-from .._core.arrays.smart import SmartArray
 from .._core.base.address import address
 from .._core.base.arguments import check_destination
-from .._core.base.config import caller_level
+from .._core.base.call_site import caller_level
 from .._core.base.transfer_guard import guard
 from .._core.interop.host_objects import host_array
+from .._core.smart import SmartArray
 from ..spi.errors import DevmemError, DevmemWarning, LayoutError
 from ..toolkit.deferred_errors import FirstError
 from .code import argument

@@ -214,7 +214,7 @@ class Program:
             "max_version": choose([None, (1, 0), (0, 5), "x", (1, "y")]),
         }
         capsule = array.__dlpack__(**options, copy=choose([None, None, False, True]))
-        lent = len(current_open_device().memory.heap.lent)
+        lent = len(current_open_device().memory.stacks.heap.lent)
         version = "versioned" in repr(capsule)
         return [version, lent]
 
@@ -256,7 +256,7 @@ def outcome(seed, steps=60):
         program.arrays.clear()
         gc.collect()
         dm.trim()
-        heap = opened.memory.heap
+        heap = opened.memory.stacks.heap
         left = [
             len(heap.live),
             len(backend.driver.memory),

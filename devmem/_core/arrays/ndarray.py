@@ -36,6 +36,7 @@ from ..base.layout import (
     span,
 )
 from ..base.transfer_guard import guard
+from ..copy.fill import fill_elements
 from ..copy.host_copy import host_like
 from ..copy.peer import PeerSource, copy_from_peer
 from ..device.device import Device, DeviceLike, current_open_device, open_device_of
@@ -276,7 +277,7 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
             if not stream:
                 chosen.check_waitable()
             with StreamUse(chosen, self.allocation):
-                self.open_device.copies.fill(self, item, chosen, not stream)
+                fill_elements(self.open_device.copies, self, item, chosen, not stream)
 
     def item(self, *at: int) -> Any:
         """The only element, or the one at these indices, as a Python scalar.

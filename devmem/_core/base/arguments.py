@@ -249,3 +249,9 @@ def _overlaps_itself(shape: Shape, strides: Shape, itemsize: int) -> bool:
         offsets = np.add.outer(offsets, np.arange(count) * step).ravel()
     offsets.sort()
     return bool((np.diff(offsets) < itemsize).any())
+
+
+def check_callable(given: object, what: str) -> None:
+    """Raise TypeError for what cannot be called: at the first allocation it would be too late."""
+    if not callable(given):
+        raise TypeError(f"{what} is a function, not {given!r}")

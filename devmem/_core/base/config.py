@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -14,6 +13,7 @@ from ... import plugins
 from ...spi.driver import Configurable
 from ...spi.errors import ConfigError, DevmemWarning
 from ...toolkit.settings import parse_count, parse_flag
+from .call_site import caller_level
 from .size_text import ALLOWED, parse_size
 
 PREFIX = "DEVMEM_"
@@ -300,22 +300,6 @@ def describe() -> list[Setting]:
     ]
     theirs = [_setting_of(backend, name) for backend in _configurable() for name in backend.options]
     return [*known, *theirs, *_strangers()]
-
-
-def caller_level() -> int:
-    """The stacklevel at which a warning names the line outside devmem that led to the caller."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "devmem":
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-def call_site() -> tuple[str, int]:
-    """The file and the line outside devmem and NumPy that led to the caller."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("devmem", "numpy"):
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
 
 
 def variable_of(backend: str, option: str) -> str:

@@ -24,7 +24,7 @@ from ...spi.errors import BackendError, ClosedError, DevmemError, DevmemWarning,
 from ...spi.types import LEGACY_STREAM, Capability, DeviceInfo, MemoryInfo, MemoryKind
 from ...toolkit.deferred_errors import fresh_copy
 from ...toolkit.driver_parts import STRIDED, WithoutStridedCopies, lacking
-from .config import caller_level
+from .call_site import caller_level
 from .hot_state import HandleState
 from .polling import until
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ...spi.errors import TransferGuardError
-from .config import TransferGuard, call_site, settings
+from .call_site import Site, call_site
+from .config import TransferGuard, settings
 
-_logged_sites: set[tuple[str, int]] = set()
+_logged_sites: set[Site] = set()
 
 
 def guard(what: str) -> None:

@@ -137,10 +137,10 @@ class TransferPlan(Listed):
                 f"the work of {stream!r} cannot be recorded, as others enqueue there, too: capture(devmem.stream())"
             )
         with CurrentDevice(handle):
-            heap = opened.memory.current_heap() or opened.memory.heap
+            heap = opened.memory.stacks.current_heap() or opened.memory.stacks.heap
             memory = PlanMemory(heap.resource)
             self._record = Record(opened, stream, memory)
-            self._recorder = Recorder(opened.memory.bind(memory), partial(_page_locked, opened))
+            self._recorder = Recorder(opened.memory.stacks.bind(memory), partial(_page_locked, opened))
             #: Where the driver records: nothing is enqueued there.
             self._on = opened.new_stream(0, True)
         self._drop = partial(handle.dropped.append, self._record)

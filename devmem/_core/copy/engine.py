@@ -8,7 +8,6 @@ stream has completed it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -22,25 +21,22 @@ from ...spi.types import Box, Capability, CopyKind
 from ..base.address import address, extent
 from ..base.array_view import ArrayView, address_range, along_memory, part_of
 from ..base.device_handle import DeviceHandle
-from ..base.layout import is_contiguous, new_host, overlap, span
+from ..base.layout import new_host, overlap, span
+from ..base.rows import Rows, calls, is_pitched, rows
 from ..lifetime.allocation import StreamUse
 from ..lifetime.device_memory import DeviceMemory
 from ..lifetime.page_locks import PageLockTable
 from ..ordering.completions import CompletionTracker
 from ..ordering.recorder import RecordedCopy, Recorder, Side
 from ..ordering.stream import Stream
+from ..telemetry.copy_statistics import SAMPLED, CopyStatistics, begin
 from .device_scratch import DeviceScratch
 from .host_copy import copy_elements, page_aligned_empty, raw
 from .host_memory import HostMemory, host_memory_of
 from .plan import GAPS, SMALL_DOWNLOAD, SMALL_UPLOAD, SPARSE_PART, CopyPlan, Route, plan_copy
-from .rows import Rows, rows
 from .staging import Download, GrowingRing, Ring, upload
 from .staging.blocks import Block, block_offset, block_shape, blocks, nearest, tiles
-from .statistics import SAMPLED, CopyStatistics, begin
-from .submit import Submitter, calls, is_pitched
-
-#: Bytes of a fill pattern that are made on the host before doubling on the device begins.
-PATTERN_BYTES = 4096
+from .submit import Submitter
 
 H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D  # an enum's attribute takes as long as a call
 DIRECT, ROWS, PACKED = Route.DIRECT, Route.ROWS, Route.PACKED
@@ -321,29 +317,6 @@ class CopyEngine:
             return []
         return plan.rows.boxes(dst._ptr, src._ptr)
 
-    def fill(self, dst: ArrayView[Any], item: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
-        """Store one value, an array without axes of the same dtype, in every element, and count it."""
-        if not dst.nbytes:
-            return
-        began = begin()
-        pattern = item.tobytes()
-        layout = dst.shape, dst.strides, dst.itemsize
-        # No generator: what an interrupt raises as one is closed is kept by the interpreter's hook, and so would the array be.
-        if not is_contiguous(*layout, "C") and not is_contiguous(*layout, "F"):
-            stream.check_not_recorded("to fill elements that do not lie side by side")
-            plan = self.upload_part(dst, np.broadcast_to(item, dst.shape), stream, blocking)
-            self.statistics.count("fill", dst.nbytes, began, None, plan.why, dst, stream, plan.rows)
-            return
-        width = _word_width(pattern)
-        if width and dst._ptr % width == 0:
-            word = int.from_bytes(pattern[:width], sys.byteorder)
-            (stream.recorder or self.handle.driver).fill(dst._ptr, word, width, dst.nbytes // width, stream.handle)
-        else:
-            self._fill_by_doubling(dst._ptr, pattern, dst.nbytes, stream)
-        if blocking:
-            self.wait_for(stream)
-        self.statistics.count("fill", dst.nbytes, began, None, "one run of bytes", dst, stream)
-
     def wait_for(self, stream: Stream) -> None:
         """Wait for a stream, and count it as waiting."""
         with self.statistics.waiting("the stream"):
@@ -530,25 +503,6 @@ class CopyEngine:
             self.copy_part(dst, packed, stream, blocking, waits)
         return CopyPlan(Route.SCRATCH, "d2d scratch", "source and destination overlap")
 
-    def _fill_by_doubling(self, ptr: int, pattern: bytes, nbytes: int, stream: Stream) -> None:
-        """Fill with a pattern of any length: some of it from the host, then each copy doubles what is there."""
-        repeats = max(1, min(PATTERN_BYTES, nbytes) // len(pattern))
-        recorder, nbytes_of_first = stream.recorder, repeats * len(pattern)
-        first = (
-            page_aligned_empty((nbytes_of_first,), np.uint8)
-            if recorder is None
-            else recorder.page_locked(nbytes_of_first)
-        )
-        first[:] = np.frombuffer(pattern * repeats, np.uint8)
-        copy = self.submitter.copy
-        with _NOTHING_LOCKED if recorder is None else recorder.reading(first):
-            copy(ptr, address(first), first.nbytes, H2D, stream, host=first)
-        done = first.nbytes
-        while done < nbytes:
-            step = min(done, nbytes - done)
-            copy(ptr + done, ptr, step, D2D, stream)
-            done += step
-
 
 def by_host(
     engine: CopyEngine,
@@ -592,15 +546,3 @@ def _for_blocks(view: ArrayView[Any], host: npt.NDArray[Any]) -> tuple[ArrayView
         )
         return ArrayView(view._ptr, bytes_of.shape, bytes_of.dtype), bytes_of
     return ArrayView(view._ptr, view.shape, host.dtype, view.strides), host
-
-
-def _word_width(pattern: bytes) -> int:
-    """Bytes of the smallest word that drivers fill with and that the pattern repeats; 0 if there is none."""
-    for width in (1, 2, 4):
-        if _repeats(pattern, width):
-            return width
-    return 0
-
-
-def _repeats(pattern: bytes, width: int) -> bool:
-    return len(pattern) % width == 0 and pattern == pattern[:width] * (len(pattern) // width)

@@ -25,16 +25,15 @@ from ..base.address import address
 from ..base.array_view import ArrayView, address_range, both_along_memory
 from ..base.device_handle import CurrentDevice
 from ..base.layout import Shape, contiguous_strides, new_host, overlap
+from ..base.rows import Rows, calls, rows
 from ..lifetime.allocation import Allocation, StreamUse
 from ..ordering.event import orders
 from ..ordering.stream import Stream
+from ..telemetry.copy_statistics import begin
 from .engine import CopyEngine, by_host
 from .plan import MANY_CALLS, NEVER_WAITS, CopyPlan, Route
-from .rows import Rows, rows
 from .staging import Ring, upload
 from .staging.blocks import Block, block_offset
-from .statistics import begin
-from .submit import calls
 
 D2H = CopyKind.D2H
 

@@ -24,9 +24,9 @@ import numpy.typing as npt
 from ...spi.types import CopyKind
 from ..base.array_view import Strided
 from ..base.layout import memory_order, reordered, span
+from ..base.rows import Rows, rows, unpacking_rows
 from ..ordering.stream import Stream
 from .host_memory import HostMemory
-from .rows import Rows, rows, unpacking_rows
 
 #: Rows at least this wide are copied by the driver as they lie; narrower ones are cheaper to gather on the host.
 WIDE_ROW = 512

@@ -21,13 +21,13 @@ from typing import Any
 import numpy.typing as npt
 
 from ...spi.errors import BackendError, DevmemError
-from ...spi.types import Capability, CopyKind
+from ...spi.types import CopyKind
 from ..base.address import extent
 from ..base.device_handle import DeviceHandle
+from ..base.rows import Rows, is_pitched
 from ..lifetime.page_locks import PageLockTable
 from ..ordering.completions import CompletionTracker
 from ..ordering.stream import Stream
-from .rows import Rows
 
 H2D, D2D = CopyKind.H2D, CopyKind.D2D  # an enum's attribute takes as long as a call
 _NOTHING_LOCKED: AbstractContextManager[None] = nullcontext()
@@ -134,22 +134,3 @@ class Submitter:
                     there, here = dst + to + row * rows.dst_pitch, src + origin + row * rows.src_pitch
                     steps.append(partial(self.copy, there, here, width, kind, stream))
         return steps
-
-
-def calls(handle: DeviceHandle, rows: Rows, kind: CopyKind = H2D) -> int:
-    """Driver calls that rows take on a device: between it and the host, either way, or on it."""
-    if not is_pitched(handle, rows, kind):
-        return rows.calls * rows.height
-    slices = rows.slices()
-    return rows.calls if slices is None else len(slices.offsets)
-
-
-def is_pitched(handle: DeviceHandle, rows: Rows, kind: CopyKind = H2D) -> bool:
-    """Whether the device copies these rows in one call, and better so than one by one."""
-    info = handle.info
-    multiple = 1 if kind is D2D else info.strided_pitch_multiple
-    return (
-        Capability.STRIDED_COPY in handle.capabilities
-        and not (rows.dst_pitch % multiple or rows.src_pitch % multiple)
-        and max(rows.dst_pitch, rows.src_pitch) <= info.max_pitch
-    )

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from ... import plugins
 from ...spi.errors import BackendError, BackendUnavailable, ConfigError, DevmemError, DevmemWarning, PluginError
-from ..base.config import caller_level, options_of, settings
+from ..base.call_site import caller_level
+from ..base.config import options_of, settings
 from ..base.plugin_registry import registry
 
 

@@ -24,9 +24,9 @@ from ..base.array_view import ArrayView
 from ..base.config import DefaultStream, settings
 from ..base.device_handle import CurrentDevice
 from ..base.scopes import deferral
-from ..copy.statistics import TIMED_FROM
 from ..memory.direct import StreamOrderedMemory
 from ..memory.heap import Heap
+from ..telemetry.copy_statistics import TIMED_FROM
 
 #: The calls of a table that move memory, by number: see `OffersTable.table_refused`.
 UPLOAD, DOWNLOAD, WAIT = 4, 5, 6
@@ -49,11 +49,11 @@ class LaneAnswers:
         """
         resource: object = heap.resource
         if type(resource) is not StreamOrderedMemory:
-            from ..memory.pool.pool import PoolMemory  # not before a stack has needed it
+            from ..pool.pool import PoolMemory  # not before a stack has needed it
 
             verbs = [getattr(verb, "__func__", None) for verb in (heap.allocate, heap.deallocate)]
             if type(resource) is PoolMemory and heap.ordered and verbs == [PoolMemory.allocate, PoolMemory.deallocate]:
-                return heap.live, heap.lent, resource._hits, self.opened.streams.legacy.handle
+                return heap.live, heap.lent, resource._ready, self.opened.streams.legacy.handle
             return ()
         driver = cast(SupportsStreamOrdered, self.driver)
         plain = self.allocates and heap.allocate == driver.alloc_async and heap.deallocate == driver.free_async
@@ -126,7 +126,7 @@ def lane_of(opened: Any) -> object:
         once_more=answers.once_more,
         told=answers.told,
         services=opened.streams,
-        memory=opened.memory,
+        memory=opened.memory.stacks,
         held=opened.streams.leases._held,
         given_up=opened.streams.leases.given_up,
         spare_streams=opened.streams.spare._kept,

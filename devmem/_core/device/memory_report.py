@@ -16,14 +16,15 @@ from typing import Any
 
 from ...spi.sizes import size_text
 from ...spi.types import MemoryKind
+from ..base.call_site import Site
 from ..base.device_handle import CurrentDevice
 from ..base.shown import html_table, text_table
 from ..lifetime.allocation import Allocation
 from ..memory.adaptor import chain, kept_by
 from ..memory.heap import Heap
-from ..memory.pool.pinned_pool import PinnedPool
-from ..memory.pool.pool import PoolMemory
-from ..memory.statistics import Site, Statistics
+from ..pool.pinned_pool import PinnedPool
+from ..pool.pool import PoolMemory
+from ..telemetry.statistics import Statistics
 from .open_device import OpenDevice
 
 #: Upper bounds of the size classes of a summary, in bytes; the last class has none.
@@ -185,10 +186,10 @@ def snapshot(devices: Iterable[OpenDevice]) -> MemorySnapshot:
 
 def record_lines(opened: OpenDevice) -> None:
     """Have the stack that the whole device allocates from remember the line that asks for each block, from now on."""
-    memory = opened.memory
-    if _counting_owners(memory.heap) is None:
+    stacks = opened.memory.stacks
+    if _counting_owners(stacks.heap) is None:
         with CurrentDevice(opened.handle):
-            memory.install(memory.bind(Statistics(memory.heap.resource, owners=True)))
+            stacks.install(stacks.bind(Statistics(stacks.heap.resource, owners=True)))
 
 
 def _summary(opened: OpenDevice) -> DeviceSummary:
@@ -198,7 +199,7 @@ def _summary(opened: OpenDevice) -> DeviceSummary:
         if isinstance(item, Allocation):
             pending[item.ptr] = item.nbytes
     with CurrentDevice(opened.handle):  # pools ask their driver what it keeps
-        stacks = tuple(_stack(heap, pending) for heap in opened.memory.all_heaps())
+        stacks = tuple(_stack(heap, pending) for heap in opened.memory.stacks.all_heaps())
     return DeviceSummary(
         str(opened.device),
         opened.handle.info.name,
@@ -241,7 +242,7 @@ def _size_classes(sizes: Iterable[int]) -> Iterator[SizeClass]:
 
 def _blocks(opened: OpenDevice) -> Iterator[LiveBlock]:
     device = str(opened.device)
-    for heap in opened.memory.all_heaps():
+    for heap in opened.memory.stacks.all_heaps():
         counting, stack = _counting_owners(heap), repr(heap.resource)
         site_of: Callable[[int], Site | None] = counting.site_of if counting is not None else lambda ptr: None
         for ptr, nbytes in list(heap.live.items()):

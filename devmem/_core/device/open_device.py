@@ -17,14 +17,14 @@ from ..base.device_handle import CurrentDevice, DeviceHandle, PublicDevice
 from ..base.polling import until
 from ..copy.engine import CopyEngine
 from ..copy.staging import GrowingRing, Ring
-from ..copy.statistics import copy_statistics
-from ..copy.trace import tracefile
 from ..lifetime.deferred_free import DeferredFreeQueue
 from ..lifetime.device_memory import DeviceMemory
 from ..lifetime.page_locks import page_locks_of
 from ..ordering.completions import CompletionTracker, leaked
 from ..ordering.stream import Stream
 from ..ordering.stream_table import StreamTable
+from ..telemetry.copy_statistics import copy_statistics
+from ..telemetry.trace import tracefile
 from .lane import lane_of
 
 #: Seconds that a close waits until other threads have left the calls that they are inside.
@@ -49,7 +49,7 @@ class OpenDevice:
         self.streams = StreamTable(handle, self.completions)
         self.free_queue = DeferredFreeQueue(handle, self.completions, self.streams)
         self.memory = DeviceMemory(handle, self.free_queue)
-        self.streams.on_destroy = self.memory.forget_stream
+        self.streams.on_destroy = self.memory.stacks.forget_stream
         self.page_locks = page_locks_of(device.backend)
         self.statistics = copy_statistics(handle, tracefile(settings().trace), self.completions.events.lock)
         if told := handle.info.facts.get("copy_calls"):
@@ -60,8 +60,8 @@ class OpenDevice:
             handle, self.memory, self.completions, self.page_locks, self.ring, self.growing_ring, self.statistics
         )
         for ring in (self.ring, self.growing_ring):
-            self.memory.trim_others.append(("the staging slots", ring.trim))
-        self.memory.trim_others.append(("the idle streams", self.streams.spare.drop))
+            self.memory.recovery.trim_others.append(("the staging slots", ring.trim))
+        self.memory.recovery.trim_others.append(("the idle streams", self.streams.spare.drop))
         handle.lane = lane_of(self)
 
     def __repr__(self) -> str:
@@ -254,7 +254,7 @@ def _finish_closing(entry: tuple[OpenDevice, Driver]) -> None:
                 opened.take_back_lent(driver)
         finally:
             if not opened.memory.lent_blocks():
-                opened.memory.unbind(driver)
+                opened.memory.stacks.unbind(driver)
                 ended = opened.page_locks.close_later(driver)
                 if not ended:
                     ended = not getattr(driver, "closes_at_any_stage", False)

@@ -312,7 +312,7 @@ def opened(
         )
     kind_of_resource = OpenedVirtual if handle.virtual else OpenedPool if handle.pooled else Opened
     resource = _opened[kind_of_resource].setdefault(opened, kind_of_resource())
-    heap = opened.memory.bind(resource)
+    heap = opened.memory.stacks.bind(resource)
     if not isinstance(heap.live, Counted):
         heap.live = Counted()
     home = opened.streams.stream_of(None)

@@ -9,7 +9,7 @@ from ...toolkit.host_limits import host_bytes
 from ..base.scopes import deferral
 from ..memory.adaptor import chain, largest_free_block
 from ..memory.heap import Heap
-from ..memory.statistics import Statistics
+from ..telemetry.statistics import Statistics
 from .allocation import Allocation
 from .deferred_free import DeferredFreeQueue
 

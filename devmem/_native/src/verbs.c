@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Small copies are timed when their number has none of these bits, as in devmem._core.copy.statistics. */
+/* Small copies are timed when their number has none of these bits, as in devmem._core.telemetry.copy_statistics. */
 #define SAMPLED 0xFF0
 
 PyObject *device_array_class;

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from devmem._core.memory.pool.pinned_pool import PinnedPool
-from devmem._core.memory.pool.pool import PoolMemory
+from devmem._core.pool.pinned_pool import PinnedPool
+from devmem._core.pool.pool import PoolMemory
 from devmem.backends.cuda.hooks import CudaBackend
 from devmem.backends.host.hooks import HostBackend
 from devmem.backends.roc.hooks import RocBackend

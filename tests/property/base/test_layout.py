@@ -12,8 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
 
-from devmem._core.base import address, layout
-from devmem._core.copy import rows
+from devmem._core.base import address, layout, rows
 from devmem.spi.errors import LayoutError
 
 Array = np.ndarray[Any, Any]

@@ -22,7 +22,7 @@ from devmem._core.base.layout import (
     resolve_shape,
     span,
 )
-from devmem._core.copy.rows import Rows, rows
+from devmem._core.base.rows import Rows, rows
 from devmem.spi.errors import LayoutError
 
 

@@ -14,7 +14,7 @@ from devmem._core.arrays import creation
 from devmem._core.base import outer_lock
 from devmem._core.base.interrupts import CannotWait
 from devmem._core.base.outer_lock import OuterLock
-from devmem._core.memory.pool import engine
+from devmem._core.pool import engine
 from devmem.compat import numba_cuda
 from devmem.toolkit.locks import Rank
 

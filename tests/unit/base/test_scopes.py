@@ -82,7 +82,7 @@ def test_a_task_changes_its_own(variable):
 INHERITED = """
 import threading, devmem as dm
 def look():
-    return dm.current_device() == device, device.opened().memory.current_heap().resource is counts
+    return dm.current_device() == device, device.opened().memory.stacks.current_heap().resource is counts
 found, device = [], dm.device("host:1")
 with device, dm.stream(), dm.use_memory(dm.memory.Statistics()) as counts:
     thread = threading.Thread(target=lambda: found.append(look()))

@@ -15,10 +15,10 @@ import pytest
 
 import devmem as dm
 from devmem._core.base.array_view import ArrayView, along_memory
+from devmem._core.base.rows import Rows
 from devmem._core.copy import plan
 from devmem._core.copy.host_memory import HostMemory, host_memory_of
 from devmem._core.copy.plan import MANY_CALLS, WIDE_ROW, CopyPlan, Route, plan_copy
-from devmem._core.copy.rows import Rows
 from devmem._core.lifetime.page_locks import PageLockTable
 from devmem.backends.host.driver import HostDriver
 from devmem.backends.host.hooks import HostBackend

@@ -58,14 +58,28 @@ def rule(ours: str = "", theirs: str = "", lazily: str | None = "", exactly: str
 
 
 #: The rooms of the core, in order: each imports only the rooms before it, for annotations too.
-ROOMS = ("base", "ordering", "memory", "lifetime", "copy", "device", "interop", "arrays", "bulk")
+ROOMS = (
+    "base",
+    "ordering",
+    "memory",
+    "pool",
+    "telemetry",
+    "stacks",
+    "lifetime",
+    "copy",
+    "device",
+    "interop",
+    "arrays",
+    "smart",
+    "bulk",
+)
 
 #: The longest prefix of a module's name decides. "devmem" among ``ours`` is the public namespace, the root module.
 RULES: Mapping[str, Rule] = {
     # The folder of the backends, which is empty, is imported first: later, it would replace the function `devmem.backends`.
     "devmem": rule("api spi _core errors memory spill kernels", exactly="devmem.backends"),
     "devmem.errors": rule("spi"),
-    "devmem.memory": rule("spi _core.memory"),
+    "devmem.memory": rule("spi _core.memory _core.pool _core.telemetry"),
     "devmem.spill": rule("_core.bulk.spill.store"),
     "devmem.typing": rule("_core"),
     "devmem.spi": rule(),
@@ -108,16 +122,16 @@ RULES: Mapping[str, Rule] = {
         "devmem api spi compat kernels.decorated kernels.functions kernels.work_items", lazily=None
     ),
     "devmem.compat.numba_roc.compiler": rule("devmem api spi compat kernels.work_items", "numpy", lazily=None),
-    "devmem.compat.numba_cuda.cudadrv.device": rule("devmem api spi compat _core.base.simulation", lazily=None),
+    "devmem.compat.numba_cuda.cudadrv.device": rule("devmem api spi compat kernels.simulation", lazily=None),
     "devmem.compat.numba_cuda.cudadrv.streams": rule("devmem api spi compat _core.base.interrupts", lazily=None),
-    "devmem.compat.numba_roc.hsadrv.devices": rule("devmem api spi compat _core.base.simulation", lazily=None),
+    "devmem.compat.numba_roc.hsadrv.devices": rule("devmem api spi compat kernels.simulation", lazily=None),
     "devmem.adapters": rule(
         "devmem api spi toolkit spill _core.lifetime.allocation _core.ordering.stream _core.memory",
         "numpy",
         lazily=None,
     ),
     "devmem.cli": rule(
-        "devmem api _native simulate.command toolkit.host_limits spi.sizes testing.emulator",
+        "devmem api _native simulate.command toolkit.host_limits spi.sizes testing.emulator testing.replay",
         "click numpy rich",
         lazily="matplotlib",
     ),
@@ -411,7 +425,7 @@ def test_a_forbidden_import_is_found(module, source):
         ("devmem.plugins", "import importlib\nimportlib.import_module('devmem.backends.host.hooks')"),
         ("devmem.adapters.torch", "def f():\n    import torch"),
         ("devmem.adapters.torch", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
-        ("devmem.adapters.torch", "from .._core.memory import pool"),
+        ("devmem.adapters.torch", "from .._core.memory import direct"),
         ("devmem.cli.info", "import devmem"),
         ("devmem.cli.sample_arrays", "def f():\n    from matplotlib import cbook"),
         ("devmem.backends.cuda.driver", "from cuda.bindings import driver"),

@@ -14,8 +14,8 @@ import pytest
 from waits import patience, together
 
 import devmem as dm
-from devmem._core.base import config, simulation
-from devmem.kernels import names
+from devmem._core.base import config
+from devmem.kernels import names, simulation
 from devmem.kernels.compilers.simulator import compiler as simulator
 from devmem.kernels.compilers.simulator.argument_types import ArrayType, ScalarType, parse_signature, type_of
 from devmem.kernels.names import (

@@ -16,8 +16,9 @@ import pytest
 from waits import together
 
 import devmem as dm
-from devmem._core.memory import allocation_log, foreign
+from devmem._core.memory import foreign
 from devmem._core.memory.adaptor import cached_in
+from devmem._core.telemetry import allocation_log
 from devmem.memory import (
     DriverMemory,
     FailIf,
@@ -654,7 +655,7 @@ def test_what_a_callback_drops_is_freed_before_the_next_try(below: str) -> None:
         return True
 
     with dm.use_backend("host"):
-        upstream = dm.current_device().opened().memory.resource(below)
+        upstream = dm.current_device().opened().memory.stacks.resource(below)
         with dm.use_memory(OnOutOfMemory(upstream, make_room)):
             cache[0] = dm.device_array(size, "u1")
             array = dm.device_array(size, "u1")

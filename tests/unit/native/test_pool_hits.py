@@ -14,7 +14,7 @@ from waits import together
 import devmem as dm
 from devmem import _native
 from devmem._core.device.device import current_open_device
-from devmem._core.memory.pool.size_bins import UNIT
+from devmem._core.pool.size_bins import UNIT
 
 pytestmark = pytest.mark.skipif(_native.core is None, reason=_native.why)
 HOST = np.arange(16.0)
@@ -45,7 +45,7 @@ def compiled_copies():
 
 
 def pool():
-    return current_open_device().memory.heap.resource
+    return current_open_device().memory.stacks.heap.resource
 
 
 def test_an_upload_calls_the_driver_for_its_copy_alone(backend):
@@ -65,10 +65,10 @@ def test_an_upload_calls_the_driver_for_its_copy_alone(backend):
 def test_live_and_cached_bytes_are_those_of_python(backend):
     report = pool().report()
     array = dm.device_array(16)
-    assert current_open_device().memory.heap.live == {array.ptr: 128}
+    assert current_open_device().memory.stacks.heap.live == {array.ptr: 128}
     assert pool().report().live_bytes == report.live_bytes + UNIT
     array.free()
-    assert current_open_device().memory.heap.live == {}
+    assert current_open_device().memory.stacks.heap.live == {}
     assert pool().report() == report
 
 
@@ -98,7 +98,7 @@ def test_a_copy_that_fails_gives_its_block_back(backend):
     with pytest.raises(dm.BackendError, match="copy_up failed with 5"):
         dm.to_device(HOST)
     assert pool().report() == report
-    assert current_open_device().memory.heap.live == {}
+    assert current_open_device().memory.stacks.heap.live == {}
 
 
 def test_a_device_that_cannot_be_entered_gives_the_block_back(backend):
@@ -111,7 +111,7 @@ def test_a_device_that_cannot_be_entered_gives_the_block_back(backend):
 
 def test_a_size_that_the_pool_has_forgotten_is_freed_by_python(backend):
     array = dm.device_array(16)
-    for known in pool()._hits.values():
+    for known in pool()._ready.values():
         known.clear()
     report = pool().report()
     array.free()
@@ -156,7 +156,7 @@ def test_what_refers_weakly_to_a_dropped_block_may_do_anything(backend, when_dro
         assert dm.to_device(HOST).copy_to_host().tolist() == HOST.tolist()
     assert len(seen) == len(references)
     dm.trim()
-    assert backend.driver.table_blocks == current_open_device().memory.heap.live == {}
+    assert backend.driver.table_blocks == current_open_device().memory.stacks.heap.live == {}
 
 
 @pytest.mark.parametrize("table", [{}, [], None, np.zeros(3)], ids=["dict", "list", "none", "array"])
@@ -200,4 +200,4 @@ def test_threads_never_share_a_block(backend):
     gc.collect()
     assert wrong == []
     dm.trim()
-    assert current_open_device().memory.heap.live == {}
+    assert current_open_device().memory.stacks.heap.live == {}

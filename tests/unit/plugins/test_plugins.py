@@ -11,7 +11,7 @@ import pluggy
 import pytest
 
 from devmem import plugins
-from devmem._core.memory import stack_spec
+from devmem._core.stacks import stack_spec
 from devmem.plugins import BUILT_IN, Registry
 from devmem.spi import SPI_VERSION
 from devmem.spi.errors import DevmemWarning, PluginError

@@ -30,7 +30,7 @@ COMPARE = {
     "_core/bulk/pitched.py",
     "_core/interop/ipc.py",
 }
-NOT_POSITIVE = {"_core/memory/pool/engine.py", "backends/host/driver.py", "kernels/compilers/simulator/compiler.py"}
+NOT_POSITIVE = {"_core/pool/engine.py", "backends/host/driver.py", "kernels/compilers/simulator/compiler.py"}
 
 
 def test_messages_say_sizes_in_one_way() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from devmem._core.copy.staging.workers import CopyWorkers
-from devmem._core.memory.log import Log
+from devmem._core.telemetry.log import Log
 from devmem.backends.host.hooks import HostBackend
 from devmem.memory import Guard, PinnedPool, PoolMemory
 from devmem.spi.errors import BackendError, BackendUnavailable, DevmemError, OutOfMemory
@@ -266,7 +266,7 @@ def test_events_of_a_pool_that_cannot_be_destroyed(driver):
 def test_a_log_that_cannot_be_written_to(driver, tmp_path, monkeypatch):
     log = Log(path=str(tmp_path / "log"))
     log.bind(driver)
-    monkeypatch.setattr("devmem._core.memory.log.os.write", lambda *_: fail_to_write())
+    monkeypatch.setattr("devmem._core.telemetry.log.os.write", lambda *_: fail_to_write())
     ends = []
 
     def call() -> None:

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 from ....spi.errors import DevmemError, UnsupportedError
 from ....spi.types import Box, CopyKind
-from ...copy.statistics import begin
 from ...device.open_device import OpenDevice
 from ...ordering.stream import Stream
+from ...telemetry.copy_statistics import begin
 
 NO_CALL = "the driver is called for each: it has no call for several copies"
 #: Drivers refuse several copies in one call on a default stream: a stream of devmem's takes them, ordered by two events. From so

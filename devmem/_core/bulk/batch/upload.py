@@ -26,9 +26,9 @@ from ...base.address import address, addresses, extent
 from ...base.array_view import ArrayView
 from ...base.device_handle import CurrentDevice
 from ...base.layout import like_strides
+from ...base.rows import rows
 from ...copy.host_memory import HostMemory, host_memory_of
 from ...copy.plan import against_rows
-from ...copy.rows import rows
 from ...device.device import open_device_of
 from ...device.open_device import OpenDevice
 from ...interop.host_objects import host_array

@@ -16,7 +16,6 @@ from ....spi.errors import LayoutError
 from ....spi.files import DirectFiles
 from ...arrays.creation import empty, target_of
 from ...arrays.ndarray import DeviceNDArray, device_view
-from ...arrays.smart import SmartArray
 from ...base.arguments import check_same, dtype_of, integers_of, shape_of
 from ...base.array_view import part_of
 from ...base.config import settings
@@ -24,12 +23,13 @@ from ...base.device_handle import CurrentDevice
 from ...base.layout import Shape, check_size, contiguous_strides
 from ...copy.engine import SLOT_FROM
 from ...copy.staging.blocks import Block, nearest, tiles
-from ...copy.statistics import begin
 from ...device.device import DeviceLike, open_device_of
 from ...device.open_device import OpenDevice
 from ...lifetime.allocation import StreamUse
 from ...ordering.event import StreamLike
 from ...ordering.stream import Stream
+from ...smart import SmartArray
+from ...telemetry.copy_statistics import begin
 from . import npy
 from .disk import OpenFile, naming, open_file, replacing
 from .npy import Elements

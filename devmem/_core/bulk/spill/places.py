@@ -220,7 +220,7 @@ def reusable(blocks: Sequence[Allocation], place: Place) -> Allocation | None:
         return None
     [layout] = place.layouts
     opened = layout.device.opened()
-    home, heap, owned = opened.streams.stream_of(0), opened.memory.heap_in_force(), opened.memory.owned
+    home, heap, owned = opened.streams.stream_of(0), opened.memory.stacks.heap_in_force(), opened.memory.owned
     for block in blocks if home.recorder is None else ():
         usual = block.unnamed and block.home is home and block.streams is None
         if usual and block.nbytes == layout.nbytes and block.heap is heap and type(block) is owned:

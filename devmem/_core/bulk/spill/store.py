@@ -34,8 +34,8 @@ from ...base.changes import Changes
 from ...base.config import settings
 from ...base.device_handle import CurrentDevice
 from ...base.size_text import bytes_of, check_size, parse_size
-from ...copy.trace import tracefile
 from ...device.open_device import OpenDevice
+from ...telemetry.trace import tracefile
 from ..batch.tree import flatten, rebuild
 from .blocks import Blocks
 from .entries import Claim, Entry, Tier, unclaimed
@@ -326,8 +326,8 @@ class Store(MutableMapping[Hashable, Any]):
                 tier.bytes = tier.count = 0
             self._changes.tell()
         for opened, callback in list(self._watched.items()):
-            if callback in opened.memory.trim_others:
-                opened.memory.trim_others.remove(callback)
+            if callback in opened.memory.recovery.trim_others:
+                opened.memory.recovery.trim_others.remove(callback)
         if self._folder is not None:
             self._folder.remove()
 
@@ -388,7 +388,7 @@ class Store(MutableMapping[Hashable, Any]):
         if opened not in self._watched:
             callback = "the spill store", partial(_relieve, ref(self), ref(opened))
             self._watched[opened] = callback
-            opened.memory.trim_others.append(callback)
+            opened.memory.recovery.trim_others.append(callback)
 
     def relieve(self, opened: OpenDevice) -> None:
         """Move off a device what can be moved: its memory has run out. Moves that this leads to need no second answer."""

@@ -24,8 +24,8 @@ from ....toolkit.deferred_errors import fresh_copy
 from ....toolkit.locks import Rank, lock
 from ...base.array_view import ArrayView
 from ...base.layout import span
+from ...base.rows import rows
 from ...ordering.stream import Stream
-from ..rows import rows
 from ..submit import Submitter
 from .blocks import Block, block_offset, block_shape, blocks
 from .ring import Ring, Slot

@@ -18,7 +18,7 @@ from ...base.config import settings
 from ...base.device_handle import DeviceHandle
 from ...ordering.completions import CompletionTracker
 from ...ordering.stream_table import StreamTable
-from ..statistics import CopyStatistics
+from ...telemetry.copy_statistics import CopyStatistics
 from .ring import Ring, Slot, SlotLease, pageable_slot
 from .workers import CopyWorkers
 

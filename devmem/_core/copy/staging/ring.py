@@ -41,8 +41,8 @@ from ...base.layout import Shape
 from ...ordering.completions import CompletionTracker
 from ...ordering.stream import Stream
 from ...ordering.stream_table import StreamTable
+from ...telemetry.copy_statistics import CopyStatistics
 from ..host_copy import page_aligned_empty
-from ..statistics import CopyStatistics
 from .workers import CopyWorkers
 
 #: Threads that copy at once where no setting says how many: more do not make the bus of one device busier.

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from ....spi.types import CopyKind
 from ...base.array_view import ArrayView
+from ...base.rows import rows
 from ...ordering.stream import Stream
-from ..rows import rows
 from ..submit import Submitter
 from .blocks import Block, block_offset, block_shape, blocks
 from .ring import Ring

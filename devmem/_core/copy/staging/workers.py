@@ -27,8 +27,8 @@ import numpy.typing as npt
 
 from ....toolkit.deferred_errors import FirstError
 from ....toolkit.threads import run_apart
+from ...telemetry.trace import TraceFile
 from ..host_copy import copy_elements
-from ..trace import TraceFile
 from .blocks import blocks
 
 #: Below this many bytes for each thread, waking another takes longer than it saves.

@@ -261,7 +261,7 @@ state.set_open_function(_open)
 
 def _use_shareable_memory(native: Any) -> None:
     """Use the driver's own allocations, which other processes can open, unless the user has chosen a memory stack."""
-    chosen = len(native.memory.installed(MemoryKind.DEVICE)) > 1 or os.environ.get("DEVMEM_MEMORY_MANAGER")
+    chosen = len(native.memory.stacks.installed(MemoryKind.DEVICE)) > 1 or os.environ.get("DEVMEM_MEMORY_MANAGER")
     if Capability.IPC in native.handle.capabilities and not chosen:
         devmem.use_memory(devmem.memory.DriverMemory(), native.device)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import devmem
 
-from ...._core.base.simulation import THREADS, simulates, wave_size
+from ....kernels.simulation import THREADS, simulates, wave_size
 from ....spi.errors import DevmemError
 from ....spi.types import Capability, MemoryKind
 from . import nvidia_driver, state

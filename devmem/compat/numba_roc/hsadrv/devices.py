@@ -7,8 +7,8 @@ from typing import Any
 
 import devmem
 
-from ...._core.base.simulation import wave_size
 from ....api.devices import chosen_backend
+from ....kernels.simulation import wave_size
 from ....spi.errors import BackendUnavailable
 from .error import HsaContextMismatchError, HsaSupportError
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from ...._core.base.config import NegativeIndices
-from ...._core.base.simulation import Simulation
 from ....spi.errors import SimulatorError
 from ....toolkit.locks import Rank, lock
+from ...simulation import Simulation
 from ...tuples import tuple_like
 from ...work_items import Dim3
 from .device_code import jit_is_disabled

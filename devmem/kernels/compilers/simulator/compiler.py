@@ -10,11 +10,11 @@ import numpy as np
 
 from ...._core.base.config import Simulators
 from ...._core.base.layout import span
-from ...._core.base.simulation import current
 from ....spi.driver import Driver, SupportsHostFunction
 from ....spi.errors import LayoutError, SimulatorError, UnsupportedError
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Extent
 from ...launch import MAX_BLOCKS_YZ, MAX_THREADS_Z
+from ...simulation import current
 from ...tuples import tuple_like
 from ...work_items import this_thread
 from .argument_types import EnumType, RecordType, ScalarType, TupleType, Type, parse_signature, type_of

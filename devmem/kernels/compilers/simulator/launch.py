@@ -15,11 +15,11 @@ from contextlib import suppress
 
 from greenlet import getcurrent, greenlet
 
-from ...._core.base.simulation import THREADS, Simulation
 from ....spi.errors import SimulatorError
 from ....spi.types import Extent
 from ....toolkit.host_functions import this_thread
 from ....toolkit.locks import Rank, lock
+from ...simulation import THREADS, Simulation
 from ...work_items import Dim3
 from .block_runner import BlockRunner
 from .compiled_blocks import CompiledBlocks

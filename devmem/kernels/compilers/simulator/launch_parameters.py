@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...._core.base.simulation import Simulation
 from ....spi.types import Extent
+from ...simulation import Simulation
 from ...work_items import Dim3
 from .kernel_arrays import CONST, KernelArray, kernel_array
 from .lost_updates import UpdateLog

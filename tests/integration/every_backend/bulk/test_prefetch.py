@@ -20,7 +20,7 @@ from waits import patience
 import devmem as dm
 from devmem._core.arrays import creation
 from devmem._core.base.polling import until
-from devmem._core.memory.pool import free_lists
+from devmem._core.pool import free_lists
 from devmem.testing import hold
 
 pytestmark = pytest.mark.usefixtures("tidy")

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem._core.base.simulation import wave_size
 from devmem.compat import numba_cuda as cuda
 from devmem.compat.numba_cuda.cudadrv import devices, driver, nvidia_driver
 from devmem.compat.numba_cuda.cudadrv.driver import CudaAPIError, CudaDriverError, MemoryPointer
+from devmem.kernels.simulation import wave_size
 
 
 @pytest.fixture(autouse=True)

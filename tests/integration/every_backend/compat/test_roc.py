@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem._core.base.simulation import wave_size
 from devmem.compat import numba_roc as roc
 from devmem.compat.numba_roc.hsadrv import devices, driver, error
 from devmem.compat.numba_roc.hsadrv.devicearray import DeviceMemory, DeviceNDArray, HostArray, auto_device
+from devmem.kernels.simulation import wave_size
 from devmem.spi.types import AllocFlags
 
 pytestmark = pytest.mark.usefixtures("devmem_backend", "tidy")

@@ -16,7 +16,7 @@ from waits import blocked, patience, together
 import devmem as dm
 from devmem._core.copy import peer
 from devmem._core.copy.staging.blocks import tiles
-from devmem._core.copy.statistics import CopyStatistics
+from devmem._core.telemetry.copy_statistics import CopyStatistics
 
 SLOT, SLOTS = 1024, 3
 DATA = np.random.default_rng(1).integers(0, 256, (12, 20, 30), np.uint8).view("i2")

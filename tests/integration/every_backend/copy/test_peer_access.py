@@ -56,7 +56,7 @@ def test_a_device_reaches_its_own_memory_and_is_no_peer_of_its_own(device, need)
 
 
 def test_the_trace_says_that_access_is_disabled(device, peers, monkeypatch):
-    from devmem._core.copy.statistics import CopyStatistics
+    from devmem._core.telemetry.copy_statistics import CopyStatistics
 
     device.disable_peer_access(peers)
     there = dm.to_device(DATA, device=peers)

@@ -29,7 +29,7 @@ def has_pinned(need_kind):
 def pool():
     """The pool of the device's own."""
     context = dm.current_device().opened()
-    [found] = [heap.resource for heap in context.memory.heaps if type(heap.resource).__name__ == "PinnedPool"]
+    [found] = [heap.resource for heap in context.memory.stacks.heaps if type(heap.resource).__name__ == "PinnedPool"]
     return found
 
 

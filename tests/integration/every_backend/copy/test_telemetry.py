@@ -375,7 +375,7 @@ def test_the_child_of_a_fork_leaves_the_file_alone(python, tmp_path):
                 array.copy_to_host()
             except (dm.ForkedError, dm.BackendUnavailable):
                 pass
-            from devmem._core.copy.trace import tracefile
+            from devmem._core.telemetry.trace import tracefile
             tracefile(os.environ["DEVMEM_TRACE"]).span("mine", "copy", 0.0, 1.0, {})
             os._exit(0)
         os.waitpid(pid, 0)

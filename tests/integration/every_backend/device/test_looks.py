@@ -31,7 +31,7 @@ def looks(array, stream, event, pinned):
         "facts": lambda: (array.shape, array.strides, array.dtype, array.nbytes, array.size, array.ndim, array.stream),
         "__dlpack_device__": array.__dlpack_device__,
         "__cuda_stream__": partial(getattr, stream, "__cuda_stream__", None),
-        "reports": lambda: [getattr(heap.resource, "report", int)() for heap in opened(array).memory.heaps],
+        "reports": lambda: [getattr(heap.resource, "report", int)() for heap in opened(array).memory.stacks.heaps],
     }
 
 
@@ -45,7 +45,7 @@ def state(device):
         [id(each) for each in queue.dropped],
         [id(each) for each in queue.pending],
         queue.pending_bytes,
-        [dict(heap.live) for heap in memory.all_heaps()],
+        [dict(heap.live) for heap in memory.stacks.all_heaps()],
         {stream.handle: len(waiting) for stream, waiting in device.completions.in_flight.items()},
         list(device.streams._handles),
         list(device.completions.events.events),

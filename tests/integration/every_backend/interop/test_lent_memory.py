@@ -127,7 +127,7 @@ def test_a_block_whose_return_fails_does_not_keep_the_others(left, need_kind, mo
     need_kind("managed")
     first, second = dm.managed_array(3), dm.pinned_array(3)
     dm.reset()
-    heap = next(each for each in left()[0][0].memory.all_heaps() if each.kind == "managed")
+    heap = next(each for each in left()[0][0].memory.stacks.all_heaps() if each.kind == "managed")
     deallocate = heap.deallocate
 
     def fail(*block):

@@ -22,7 +22,8 @@ from waits import patience
 
 import devmem as dm
 from devmem._core.device.open_device import closing_drivers
-from devmem._core.lifetime import deferred_free, device_memory
+from devmem._core.lifetime import deferred_free, device_memory, recovery
+from devmem._core.stacks import installed
 from devmem.plugins import registry
 
 _path = Path(__file__).parents[2] / "failures" / "test_driver_failures.py"
@@ -49,7 +50,7 @@ def watched(code):
 
 
 def is_of_the_memory(code):
-    return code.co_filename in (deferred_free.__file__, device_memory.__file__)
+    return code.co_filename in [each.__file__ for each in (deferred_free, device_memory, recovery, installed)]
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ import pytest
 from waits import patience
 
 import devmem as dm
-from devmem._core.base import simulation
 from devmem._core.ordering.stream import place
 from devmem.compat import numba_cuda as cuda
+from devmem.kernels import simulation
 from devmem.toolkit.host_functions import this_thread
 
 pytestmark = pytest.mark.usefixtures("tidy")
@@ -30,7 +30,7 @@ SCOPES = {
 
 
 def in_force():
-    return dm.current_device(), dm.current_device().opened().memory.current_heap()
+    return dm.current_device(), dm.current_device().opened().memory.stacks.current_heap()
 
 
 @pytest.fixture(params=SCOPES.values(), ids=SCOPES)
@@ -151,7 +151,7 @@ def test_trim_takes_a_whole_number_of_bytes(keep):
 
 def all_in_force():
     opened = dm.current_device().opened()
-    return dm.current_device(), opened.streams.stream_of(0), opened.memory.current_heap(), simulation.current()
+    return dm.current_device(), opened.streams.stream_of(0), opened.memory.stacks.current_heap(), simulation.current()
 
 
 def stream_of(device):

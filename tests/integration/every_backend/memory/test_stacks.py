@@ -18,7 +18,7 @@ from waits import blocked, patience, together
 
 import devmem as dm
 from devmem import memory, plugins
-from devmem._core.lifetime.device_memory import MemoryScope
+from devmem._core.stacks.installed import MemoryScope
 from devmem.spi.types import Capability
 from devmem.testing import FaultyBackend, FaultyDriver
 
@@ -647,7 +647,7 @@ def test_the_answer_to_memory_that_ran_out_is_given_once_and_in_order(monkeypatc
 
 def test_a_stack_that_later_ones_pushed_out_can_still_be_used():
     early, context = memory.Statistics(), dm.current_device().opened()
-    before = context.memory.heap
+    before = context.memory.stacks.heap
     scope = dm.use_memory(early)
     later = [dm.use_memory(memory.Statistics()) for _ in range(12)]
     try:
@@ -660,20 +660,20 @@ def test_a_stack_that_later_ones_pushed_out_can_still_be_used():
         for each in reversed(later):
             with each:
                 pass
-    assert context.memory.heap is before
+    assert context.memory.stacks.heap is before
 
 
 def test_a_stack_is_known_from_its_installation_on():
     """Whatever other threads do between the making of its heap and its first use."""
     context = dm.current_device().opened()
     stack = memory.Statistics()
-    heap = context.memory.bind(stack)
-    context.memory.forget_idle_heaps()
-    assert heap not in context.memory.heaps
-    scope = MemoryScope(context.memory, heap)
-    assert heap in context.memory.heaps
+    heap = context.memory.stacks.bind(stack)
+    context.memory.stacks.forget_idle_heaps()
+    assert heap not in context.memory.stacks.heaps
+    scope = MemoryScope(context.memory.stacks, heap)
+    assert heap in context.memory.stacks.heaps
     with scope:
-        context.memory.forget_idle_heaps()
+        context.memory.stacks.forget_idle_heaps()
         array = dm.device_array(100, "u1")
         assert dm.memory_info().live == 100
     del array
@@ -926,7 +926,7 @@ def test_a_pool_that_is_forgotten_names_no_stream_that_ends_meanwhile():
         dm.device_array(1000, stream=stream).free()
         stream.synchronize()
         dm.trim()
-    assert pool not in [heap.resource for heap in dm.current_device().opened().memory.heaps]
+    assert pool not in [heap.resource for heap in dm.current_device().opened().memory.stacks.heaps]
     handle = stream.handle
     stream.close()
     with dm.use_memory(pool):

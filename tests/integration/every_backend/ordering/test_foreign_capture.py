@@ -155,7 +155,7 @@ def test_an_event_of_a_graph_tells_nothing(foreign):
 
 def test_memory_that_a_graph_may_use_is_kept_and_holds_up_nothing(foreign, device):
     """It is unknown when the graph will have run for the last time; an event in it would pull our streams into the capture."""
-    heap, home = device.opened().memory.heap, dm.stream()
+    heap, home = device.opened().memory.stacks.heap, dm.stream()
     array, source = dm.device_array(1000, stream=home), dm.pinned_array(1000)
     array.copy_to_device(source, stream=home)
     ptr = array.ptr

@@ -75,7 +75,7 @@ def test_a_stream_that_ends_while_a_block_is_given_back_behind_it(monkeypatch, l
     other.synchronize()
     ending = home if last_use == "home" else other
     handle = ending.handle
-    verb = "event_record" if opened.memory.heap.ordered else "stream_synchronize"
+    verb = "event_record" if opened.memory.stacks.heap.ordered else "stream_synchronize"
     once(monkeypatch, opened.handle.driver, verb, lambda: elsewhere(ending.close))
     array.free()
     assert ending.closed

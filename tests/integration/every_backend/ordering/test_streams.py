@@ -580,7 +580,7 @@ def test_a_stream_stays_until_every_pool_has_been_told_of_its_end(recorded, monk
     """An interrupt comes before they have: a pool would name a stream that is destroyed."""
     memory = dm.current_device().opened().memory
     stream = dm.stream()
-    handle, tell, left = stream.handle, memory.forget_stream, [1]
+    handle, tell, left = stream.handle, memory.stacks.forget_stream, [1]
 
     def interrupted(number):
         if left:

@@ -1,1 +1,0 @@
-"""Pools: memory that is kept for reuse, for each stream."""
