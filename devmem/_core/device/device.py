@@ -20,7 +20,8 @@ from ...toolkit.driver_parts import opening
 from ...toolkit.locks import Rank
 from ..base import scopes
 from ..base.advice import DEVICE, Listed, advise, made_by
-from ..base.config import caller_level, forget, settings, variable_of
+from ..base.call_site import caller_level
+from ..base.config import forget, settings, variable_of
 from ..base.device_handle import ENDED, CurrentDevice, PublicDevice, checked_driver
 from ..base.interrupts import CannotWait, check_may_wait
 from ..base.outer_lock import OuterLock
