@@ -27,16 +27,19 @@ def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
 def wait_for(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run the command and return its exit status, or 128 and the number of the signal that ended it, as a shell does."""
     running: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        for process in running:
-            process.send_signal(number)
+        if not running:
+            early.append(number)
+        elif number != signal.SIGINT:  # the terminal sends an interrupt to the command, too
+            running[0].send_signal(number)
 
-    # The terminal sends an interrupt to the command, too.
-    handlers = {signal.SIGINT: lambda number, frame: None, signal.SIGTERM: pass_on}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         running.append(subprocess.Popen(command, env=environment))
+        for number in early:
+            running[0].send_signal(number)
         status = running[0].wait()
     except OSError as error:
         return _cannot(command, error)

@@ -11,6 +11,8 @@ import os
 import sys
 from pathlib import Path
 
+from .._core.device.device import open_devices
+
 __all__ = ["environment", "start"]
 
 STARTUP = str(Path(__file__).with_name("startup"))
@@ -45,8 +47,14 @@ def start() -> None:
     Raises
     ------
     RuntimeError
-        ``numba.cuda`` is imported already.
+        ``numba.cuda`` is imported already, or a device of another backend is open, which the program would get.
     """
+    others = sorted({each.device.backend for each in open_devices()} - {"host"})
+    if others:
+        raise RuntimeError(
+            f"a device of the backend {', '.join(others)} is open in this process, and kernels are simulated on the host: "
+            f"simulate before devmem is used, or call devmem.close() first"
+        )
     before = list(sys.path)
     if STARTUP not in sys.path:
         sys.path.insert(0, STARTUP)

@@ -4,14 +4,15 @@
 ``devmem_backend`` runs: on real devices, or, with ``--devmem-emulate NAME``, on that vendor's emulated driver. Without
 ``--devmem-emulate``, devmem is imported when a test first uses a fixture.
 
-``--simulate`` has ``numba.cuda`` be devmem's drop-in on the host backend, for tests and code under test that are not changed.
+``--devmem-simulate`` has ``numba.cuda`` be devmem's drop-in on the host backend, for tests and code under test that are not
+changed. ``--simulate`` is the same, except in a project that has an option of that name.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 #: A file descriptor of standard error that pytest's capturing leaves alone: for stacks, as the process ends.
 STANDARD_ERROR = pytest.StashKey[int]()
+
+
+SIMULATE, SHORT = "--devmem-simulate", "--simulate"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,29 +48,45 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "may be given several times (default: real devices)",
     )
     group.addoption(
-        "--simulate",
+        SIMULATE,
         action="store_true",
-        help="run code for numba.cuda, unchanged, without a GPU: in this process and in those that the tests start "
+        help=f"{SHORT}, too: run code for numba.cuda, unchanged, without a GPU: here and in processes that the tests start "
         "numba.cuda and numba_cuda_mlir.cuda are devmem's drop-in, whose simulator runs the kernels",
     )
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Before conftest files, which may import what is simulated."""
-    if early_config.known_args_namespace.simulate:
-        _simulate(early_config.known_args_namespace.devmem_emulate)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+) -> Generator[None, object, object]:
+    """Before conftest files, which may import what is simulated; then add the option's short name, if it is free."""
+    known = early_config.known_args_namespace
+    if known.devmem_simulate or SHORT in args:
+        _simulate(known.devmem_emulate)
+    found = yield
+    try:
+        free = SHORT in parser.parse_known_and_unknown_args([SHORT])[1]
+    except pytest.UsageError:  # the project's takes a value
+        free = False
+    if free:
+        parser.getgroup("devmem").addoption(SHORT, action="store_true", dest="devmem_simulate", help=f"as {SIMULATE}")
+    elif SHORT in args:
+        raise pytest.UsageError(
+            f"{SHORT} is an option of this project and of devmem's plugin: give {SIMULATE} for devmem's, or "
+            f"-p no:devmem for the project's"
+        )
+    return found
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     """Say once what is simulated."""
-    if config.getoption("--simulate"):
+    if config.getoption(SIMULATE):
         return "devmem: numba.cuda and numba_cuda_mlir.cuda are simulated on the host, without a GPU"
     return None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--simulate"):  # again where a conftest file brings this plugin
+    if config.getoption(SIMULATE):  # again where a conftest file brings this plugin
         _simulate(config.getoption("--devmem-emulate"))
     copy = config.stash[STANDARD_ERROR] = os.dup(2)  # while nothing is captured yet
     config.add_cleanup(lambda: os.close(copy))
@@ -130,12 +150,12 @@ def _simulate(emulated: list[str]) -> None:
 
     if emulated:
         raise pytest.UsageError(
-            f"--simulate runs kernels on the host, and --devmem-emulate {emulated[0]} elsewhere: give one"
+            f"{SIMULATE} runs kernels on the host, and --devmem-emulate {emulated[0]} elsewhere: give one"
         )
     try:
         simulate.start()
     except RuntimeError as error:
-        raise pytest.UsageError(f"--simulate: {error}: give `devmem simulate -- pytest` instead") from None
+        raise pytest.UsageError(f"{SIMULATE}: {error}: give `devmem simulate -- pytest` instead") from None
 
 
 def _in_use() -> int:

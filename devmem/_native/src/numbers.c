@@ -105,14 +105,18 @@ static bool of_integers(enum operation what, enum number_kind kind, int64_t a, i
     uint64_t x = (uint64_t)a, y = (uint64_t)b;
     if (what >= FLOORDIV && what <= RSHIFT) {
         bool shifts = what >= LSHIFT;
-        if (shifts ? y >= 64 : b == 0 || (kind == SIGNED && a == INT64_MIN && b == -1))
+        if (shifts)
+            y = (uint32_t)b; /* as PTX's instructions take the amount */
+        if (shifts ? y >= 64 : b == 0)
             return false;
         if (what == LSHIFT)
             *found = (int64_t)(x << y);
         else if (kind == UNSIGNED)
             *found = (int64_t)(shifts ? x >> y : what == MOD ? x % y : x / y);
         else if (shifts)
-            *found = a >> b;
+            *found = a >> y;
+        else if (b == -1)
+            *found = what == MOD || a == INT64_MIN ? 0 : -a; /* 0 is numba's for what no int64 holds */
         else { /* the quotient is rounded down */
             bool down = a % b && (a < 0) != (b < 0);
             *found = what == MOD ? a % b + (down ? b : 0) : a / b - down;

@@ -6,11 +6,13 @@ and imports devmem when one of the names is imported. It is imported by this nam
 
 from __future__ import annotations
 
+import builtins
+import functools
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
@@ -25,6 +27,7 @@ SIMULATED = {
     "numba.cuda": (("numba_cuda", "numba", "cuda"), ("numba", "cuda")),
     "numba_cuda_mlir.cuda": (("numba_cuda_mlir", "cuda"),),
 }
+PACKAGES = {name.partition(".")[0] for name in SIMULATED}
 
 
 class SimulatedImports(MetaPathFinder):
@@ -90,6 +93,36 @@ class _Empty(Loader):
         module.__getattr__ = missing  # type: ignore[method-assign]
 
 
+def _refuse_empty(original: Callable[..., ModuleType]) -> Callable[..., ModuleType]:
+    """``__import__`` by which ``import numba`` fails where numba is not installed: a program that can do without it does.
+
+    The import of the package itself cannot be refused by a finder: ``from numba import cuda`` begins with it.
+    """
+
+    @functools.wraps(original)
+    def checked(
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        found = original(name, globals, locals, fromlist, level)
+        if (
+            name in PACKAGES
+            and level == 0
+            and "cuda" not in (fromlist or ())
+            and isinstance(getattr(found, "__loader__", None), _Empty)
+        ):
+            raise ModuleNotFoundError(
+                f"No module named {name!r}: devmem simulates {name}.cuda alone: pip install {name.replace('_', '-')}",
+                name=name,
+            )
+        return found
+
+    return checked
+
+
 def install() -> None:
     """Simulate in this process, from now on.
 
@@ -103,6 +136,7 @@ def install() -> None:
             raise RuntimeError(f"{name} is imported already, before devmem could simulate it")
     if not any(isinstance(each, SimulatedImports) for each in sys.meta_path):
         sys.meta_path.insert(0, SimulatedImports())
+        builtins.__import__ = _refuse_empty(builtins.__import__)
 
 
 def run_next(name: str, before: str) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from waits import patience
 
+from devmem.cli.execution import wait_for
+
 ROOT = Path(__file__).parents[3]
 CLI = [sys.executable, "-m", "devmem.cli", "simulate"]
 MODULE = [sys.executable, "-m", "devmem.simulate"]
@@ -274,7 +276,7 @@ def test_numbas_other_switches_are_obeyed_too(run, numba, write):
 
 def test_without_numba_it_has_numba_cuda_alone(run):
     code = """
-        import numba
+        import numba.cuda
         from numba import cuda
         from numba_cuda_mlir import cuda as other
         assert cuda.jit is other.jit
@@ -290,6 +292,23 @@ def test_without_numba_it_has_numba_cuda_alone(run):
     done = run(*MODULE, "-c", textwrap.dedent(code))
     assert done.stdout.startswith("no njit\nnumba has no 'float32': numba is not installed"), done.stderr
     assert done.stdout.endswith("pip install numba\n")
+
+
+def test_a_program_that_can_do_without_numba_does(run):
+    code = """
+        from numba import cuda
+        for statement in ("import numba", "import numba as nb", "from numba import njit, prange", "import numba_cuda_mlir"):
+            try:
+                exec(statement)
+            except ImportError as error:
+                print(error)
+        import numba.cuda as again
+        assert again.jit is cuda.jit
+    """
+    done = run(*MODULE, "-c", textwrap.dedent(code))
+    wanted = "No module named 'numba': devmem simulates numba.cuda alone: pip install numba"
+    assert done.stdout.splitlines()[:3] == [wanted] * 3, done.stderr
+    assert "pip install numba-cuda-mlir" in done.stdout
 
 
 def test_fast_without_numba_is_the_simulator(run, write):
@@ -381,6 +400,28 @@ def test_what_is_imported_already_cannot_be_simulated(run, numba, write):
     write("packages/numba/cuda/__init__.py", "")
     code = "import numba.cuda\nimport devmem.simulate\ndevmem.simulate.start()"
     assert "RuntimeError: numba.cuda is imported already" in run(sys.executable, "-c", code).stderr
+
+
+def test_where_a_device_of_another_backend_is_open_nothing_is_simulated(run):
+    code = """
+        import devmem
+        import devmem.simulate
+        from devmem.testing import NullBackend
+        devmem.register_backend(NullBackend("idle"))
+        with devmem.use_backend("idle"):
+            devmem.device_array(1)
+        try:
+            devmem.simulate.start()
+        except RuntimeError as error:
+            print(error)
+        devmem.close()
+        devmem.simulate.start()
+        from numba import cuda
+        print(cuda.to_device([1]).device)
+    """
+    told, device = run(sys.executable, "-c", textwrap.dedent(code)).stdout.splitlines()
+    assert told.startswith("a device of the backend idle is open in this process")
+    assert device == "host:0"
 
 
 @pytest.mark.parametrize("options", [[], ["-o", "report.json"]], ids=["plain", "report"])
@@ -475,6 +516,16 @@ def test_with_a_report_a_signal_reaches_the_command(run):
     code = "import os, signal; os.kill(os.getppid(), signal.SIGTERM); signal.pause()"
     done = run(*CLI, "-o", "report.json", "--", sys.executable, "-c", code)
     assert done.returncode == 128 + signal.SIGTERM, done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_before_the_command_has_started_reaches_it(monkeypatch, number):
+    def late(*arguments, start=subprocess.Popen, **options):
+        os.kill(os.getpid(), number)
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", late)
+    assert wait_for([sys.executable, "-c", "import signal; signal.pause()"], os.environ) == 128 + number
 
 
 def test_a_log_that_cannot_be_written_is_a_warning_and_the_kernel_runs(run, write):

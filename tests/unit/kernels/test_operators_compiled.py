@@ -30,19 +30,17 @@ def numbers(kind):
 
 def is_defined(operator, x, y):
     """Whether compilers agree on the result, and devices with them."""
-    whole = isinstance(x, np.integer | np.bool_) and isinstance(y, np.integer | np.bool_)
     if operator in SHIFTS:
         return 0 <= int(y) < 64
-    if operator == "//" and whole:
-        return not (int(x) == np.iinfo(np.int64).min and int(y) in (-1, (1 << 64) - 1))
     if operator in POWER and isinstance(y, np.integer):
-        # Of negative and of large exponents numba makes loops of its own.
-        return 0 <= int(y) < 1 << 16 and not (whole and int(y) > 7)
+        if y < 0 and (abs(float(x)) < 1 or y == np.iinfo(type(y)).min):
+            return False  # on the host numba raises an error where a power is 0, or -y is negative
+        return abs(int(y)) <= 1 << 16  # beyond that it is a float, which may be beyond the integer
     return True
 
 
-def same(ours, theirs, operator):
-    if operator in POWER and isinstance(theirs, float):
+def same(ours, theirs, operator, by_squares=False):
+    if operator in POWER and isinstance(theirs, float) and not by_squares:
         return np.isclose(
             float(ours), theirs, rtol=4e-7 if numpy_type(type(ours)) is np.float32 else 1e-15, equal_nan=True
         )
@@ -67,7 +65,9 @@ def test_each_operator_of_each_pair_of_types(operator):
             for x, y in itertools.product(numbers(left), numbers(right)):
                 if is_defined(operator, x, y):
                     ours, theirs = function(kernel_number(x), kernel_number(y)), compiled(x, y)
-                    if not same(ours, theirs, operator):
+                    if not same(
+                        ours, theirs, operator, isinstance(y, np.integer | np.bool_) and abs(int(y)) <= 1 << 16
+                    ):
                         wrong.append(f"{x!r} {operator} {y!r}: {ours!r}, compiled {theirs!r}")
     assert not wrong, wrong[:10]
 

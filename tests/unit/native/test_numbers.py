@@ -93,7 +93,8 @@ def test_a_number_is_made_and_negated_as_in_python(native):
         one, other = (told(lambda make=make, given=given: make(given).item()) for make in (kind, in_python))
         assert one == other, given
     for given in numbers_of(native):
-        assert told(operator.neg, given) == told(numbers._METHODS[kind, "__neg__"], given)
+        if (kind, "__neg__") in numbers._METHODS:  # integers of fewer than 64 bits are negated in Python
+            assert told(operator.neg, given) == told(numbers._METHODS[kind, "__neg__"], given)
         assert hash(given) == hash(given.item()) or given != given
         assert type(given) is kind
         assert np.array([given]).dtype == kind.base

@@ -37,8 +37,8 @@ def needs_a_compiler() -> None:
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pytest.RunResult]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(CACHE))
 
-    def run(code: str, *options: str) -> pytest.RunResult:
-        pytester.makeconftest(CONFTEST)
+    def run(code: str, *options: str, conftest: str = CONFTEST) -> pytest.RunResult:
+        pytester.makeconftest(conftest)
         pytester.makepyfile(code)
         # A separate process: the chosen backend is state of the whole process.
         root = Path(devmem.__file__).parents[1]
@@ -141,9 +141,27 @@ def test_conftest_files_get_it_too(pytester: pytest.Pytester, run: Callable[...,
     run("", "--simulate", *EARLY, "below").assert_outcomes(passed=1)
 
 
+OWN_OPTION = "def pytest_addoption(parser): parser.{}addoption('--simulate', action={!r})"
+
+
+@pytest.mark.parametrize("group", ["", "getgroup('own')."])
+@pytest.mark.parametrize("action", ["store_true", "store"])
+def test_a_project_may_have_an_option_of_that_name(
+    run: Callable[..., pytest.RunResult], group: str, action: str
+) -> None:
+    own = OWN_OPTION.format(group, action)
+    run("def test_runs(): pass", *EARLY, conftest=own).assert_outcomes(passed=1)
+    run(PROGRAM, "--devmem-simulate", *EARLY, conftest=own).assert_outcomes(passed=1)
+    result = run("", "--simulate", *EARLY, conftest=own)
+    result.stderr.fnmatch_lines(
+        ["*--simulate is an option of this project and of devmem's plugin: *--devmem-simulate*"]
+    )
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+
+
 def test_what_cannot_be_simulated_is_an_error_of_use(run: Callable[..., pytest.RunResult]) -> None:
     result = run("", "--simulate", "--devmem-emulate", "cuda", *EARLY)
-    result.stderr.fnmatch_lines(["*--simulate runs kernels on the host, and --devmem-emulate cuda elsewhere*"])
+    result.stderr.fnmatch_lines(["*--devmem-simulate runs kernels on the host, and --devmem-emulate cuda elsewhere*"])
     assert result.ret == pytest.ExitCode.USAGE_ERROR
 
 

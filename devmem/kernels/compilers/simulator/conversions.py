@@ -6,6 +6,7 @@ from                         to an integer type of ``n`` bits                   
 an integer                   its lowest ``n`` bits                               LLVM: ``trunc``, ``sext``, ``zext``
 a float                      truncated, then the nearest number of the type      PTX ISA: ``cvt.rzi`` clamps
 a float, to 8 bits           the lowest 8 bits of the conversion to 16           NVPTX has no registers of 8 bits
+a float16, to 8 bits         as to any other type                                numba-cuda: ``cvt.rni.s8.f16``
 nan                          0; the sign bit alone of 64 bits, and of float64    PTX ISA: ``cvt``, on NaN
 a float, by ``round``        the nearest integer, halves to even, then clamped   libdevice: ``__nv_llrint``, ``cvt.rni.s64``
 a float16                    likewise                                            numba-cuda: ``cvt.rni`` from ``f16``
@@ -39,19 +40,20 @@ def wrapped(value: int, dtype: np.dtype[Any]) -> int:
 
 def to_integer(value: Any, dtype: np.dtype[Any] = _INT64, rounding: Callable[[float], int | float] = math.trunc) -> int:
     """A float as an integer of a type."""
-    width, low, high = _register(dtype)
+    half = isinstance(value, np.float16)
+    width, low, high = _register(dtype, 8 if half else _LEAST_BITS)
     if value != value:
-        single = isinstance(value, np.float32 | np.float16)
+        single = half or isinstance(value, np.float32)
         return wrapped(0 if single and width < 64 else 1 << (width - 1), dtype)
-    if isinstance(value, np.float16):
+    if half:
         rounding = round
     return wrapped(int(rounding(min(max(float(value), low), high))), dtype)
 
 
 @functools.cache
-def _register(dtype: np.dtype[Any]) -> tuple[int, int, int]:
+def _register(dtype: np.dtype[Any], least_bits: int) -> tuple[int, int, int]:
     """(bits, least value, greatest value) of what a float becomes before it is stored."""
-    width = max(dtype.itemsize * 8, _LEAST_BITS)
+    width = max(dtype.itemsize * 8, least_bits)
     return (width, 0, (1 << width) - 1) if dtype.kind == "u" else (width, -(1 << (width - 1)), (1 << (width - 1)) - 1)
 
 

@@ -155,7 +155,7 @@ class _Float(NumberType):
 def _round(x: Any, ndigits: Any = None) -> Any:
     if ndigits is not None:
         return _rounded(x, int(ndigits))
-    return kernel_number(to_integer(float(x), rounding=round) if isinstance(x, float | np.floating) else round(x))
+    return kernel_number(to_integer(float(x), rounding=round))  # that of an integer too, by way of a float64
 
 
 def _rounded(x: Any, ndigits: int) -> Any:

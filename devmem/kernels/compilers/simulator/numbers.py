@@ -29,6 +29,9 @@ ORDER = "lt", "le", "gt", "ge"
 _INTEGERS = "biu"
 #: Above this exponent powers of integers are computed as floats.
 _LONG_POWER = 0x10000
+#: The bits of the amount of a shift that compiled code looks at: PTX's instructions take it in 32 bits.
+_AMOUNT = 0xFFFFFFFF
+_LOWEST = int(np.iinfo(np.int64).min)
 #: What NumPy's floats and Python's have in common, but for division by zero.
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/"}
 #: A method of floats with Python's operator in its source: a call of `operator.add` would take longer than it. In float32 the
@@ -220,7 +223,9 @@ def numpy_number(value: Any) -> Any:
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """The power, as numba-cuda's `int_power_impl` computes that of integers."""
+    """The power, as numba's `int_power_impl` computes it where the exponent is an integer."""
+    if isinstance(exponent, int):
+        return _product(base, exponent)
     if not isinstance(base, np.integer):
         return base**exponent
     if abs(int(exponent)) > _LONG_POWER and base:
@@ -228,7 +233,39 @@ def _power(base: Any, exponent: Any) -> Any:
     if exponent >= 0:
         return base**exponent
     # The fraction is truncated, and what has no value is the lowest integer.
-    return base ** (exponent & 1) if base in (1, -1) else np.int64(0 if base else np.iinfo(np.int64).min)
+    return base ** (exponent & 1) if base in (1, -1) else np.int64(0 if base else _LOWEST)
+
+
+def _product(base: Any, exponent: int) -> Any:
+    """The power of a float, by squares."""
+    count = abs(exponent)
+    if count > _LONG_POWER:
+        return np.float64(base) ** np.float64(exponent)
+    found = type(base)(1)
+    while count:
+        if count & 1:
+            found *= base
+        count >>= 1
+        base *= base
+    return 1.0 / found if exponent < 0 else found
+
+
+def _shifted(shift: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda value, amount: shift(value, type(amount)(int(amount) & _AMOUNT))
+
+
+def _quotient(x: Any, y: Any) -> Any:
+    """The quotient of integers, rounded down; 0 where no int64 holds it, as of numba's `int_divmod`."""
+    return np.int64(0) if isinstance(x, np.integer) and y == -1 and x == _LOWEST else x // y
+
+
+#: The operators of integers that are not NumPy's.
+_OF_INTEGERS: dict[str, Callable[[Any, Any], Any]] = {
+    "pow": _power,
+    "floordiv": _quotient,
+    "lshift": _shifted(operator.lshift),
+    "rshift": _shifted(operator.rshift),
+}
 
 
 def _case(name: str, mine: Any, kind: type, reflected: bool) -> tuple[Any, Any]:
@@ -247,16 +284,16 @@ def _case(name: str, mine: Any, kind: type, reflected: bool) -> tuple[Any, Any]:
             return _truth, int  # Python compares ints of any width
     # NumPy's own operator gives the same result, faster.
     same = cast is mine.base and (issubclass(kind, mine.base) or kind in (int, float, complex))
-    exact = name == "pow" and np.dtype(found).kind in _INTEGERS
+    exact = name in _OF_INTEGERS and np.dtype(found).kind in _INTEGERS
     if cast is np.float64 and name in ("add", "sub", "mul"):
         cast = float  # the same arithmetic, twice as fast, and none of it raises
-    elif name == "pow" and cast is np.float32 and np.dtype(right).kind in _INTEGERS:
-        return TYPES[found], np.float64  # which holds larger exponents, odd ones among them
+    elif name == "pow" and np.dtype(found).kind == "f" and np.dtype(right).kind in _INTEGERS:
+        return TYPES[found], lambda each: int(each) if isinstance(each, int | np.integer) else cast(each)
     return TYPES[found], None if same and not exact else cast
 
 
 def _binary(mine: Any, name: str, reflected: bool = False) -> Callable[[Any, Any], Any]:
-    operation = _power if name == "pow" else getattr(operator, f"__{name}__")
+    operation = _OF_INTEGERS.get(name) or getattr(operator, f"__{name}__")
     direct = getattr(mine.base, f"__{'r' if reflected else ''}{name}__")
     divides, cases = name in DIVISIONS, dict[type, tuple[Any, Any]]()
     makers: dict[type, Any] = {}  # of `cases`, those whose result is a float
@@ -281,8 +318,8 @@ def _binary(mine: Any, name: str, reflected: bool = False) -> Callable[[Any, Any
         except OverflowError:
             if type(other) is not int:
                 raise
-        if name in SHIFTS and not reflected and other < 0:
-            other += 1 << 64  # the amount of a shift is unsigned: it is by all bits, or more
+        if name in SHIFTS and not reflected:
+            other &= _AMOUNT
         unsigned = _UINT64(other)  # as compilers take a constant that needs all 64 bits
         return operation(unsigned, self) if reflected else operation(self, unsigned)
 
@@ -295,8 +332,10 @@ def _binary(mine: Any, name: str, reflected: bool = False) -> Callable[[Any, Any
 
 
 def _unary(mine: Any, name: str) -> Callable[[Any], Any]:
-    direct, make = getattr(mine.base, f"__{name}__"), TYPES[mine.base]
-    return lambda self: make(direct(self))
+    # Compiled, an integer is negated and inverted in its own width, and widened then: minus an uint8 of 1 is 255.
+    native = mine.native
+    direct, make = getattr(native, f"__{name}__"), TYPES[mine.base]
+    return lambda self: make(direct(native(self)))
 
 
 def _absolute(self: Any) -> Any:
@@ -347,18 +386,28 @@ def _selection(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
 
 
 def _divmod(self: Any, other: Any) -> Any:
+    natives = numpy_type(type(self)), numpy_type(type(other))
+    kinds = {np.dtype(each).kind for each in natives if each is not None}
+    if np.uint64 in natives and "i" in kinds:
+        common: Any = np.float64  # numba chooses among divmod() of two int64, two uint64 and two float64
+    elif kinds == {"b", "u"}:
+        common = np.uint64
+    else:
+        return self // other, self % other
+    self, other = TYPES[common](self), TYPES[common](other)
     return self // other, self % other
 
 
 def _rdivmod(self: Any, other: Any) -> Any:
-    return other // self, other % self
+    return _divmod(kernel_number(other), self)
 
 
 for _name in ARITHMETIC + SHIFTS + ("divmod",):
     for _method in f"__{_name}__", f"__r{_name}__":
         setattr(Bool, _method, _bool_arithmetic(_method))
-for _name in "neg", "pos", "abs", "round":
+for _name in "neg", "pos", "round":
     setattr(Bool, f"__{_name}__", _bool_arithmetic(f"__{_name}__"))
+Bool.__abs__ = lambda self: TYPES[np.int8](int(self))  # type: ignore[method-assign]  # the type that numba gives it
 for _name in BITWISE + EQUALITY + ORDER:
     setattr(Bool, f"__{_name}__", _bool_operator(_name))
 for _name in BITWISE:  # the order of the operands does not matter
@@ -374,7 +423,8 @@ for _native, _kind in TYPES.items():
     for _name in ("neg", "pos", "invert") if np.dtype(_native).kind in _INTEGERS else ("neg", "pos"):
         _methods[f"__{_name}__"] = _unary(_kind, _name)
     for _name, _method in _methods.items():
-        if _kind in _IN_PYTHON or _name in _LEFT_TO_PYTHON:
+        narrow = _name == "__neg__" and _native is not _kind.base
+        if _kind in _IN_PYTHON or _name in _LEFT_TO_PYTHON or narrow:
             setattr(_kind, _name, _method)
         else:
             _METHODS[_kind, _name] = _method
