@@ -146,14 +146,20 @@ class CudaDriver(ComposedDriver):
         try:
             token = context.enter()
             try:
-                told = copies.choose(int(info.facts["driver_version"]))
+                told, batches = copies.choose(
+                    self.memory, int(info.facts["driver_version"]), Capability.BATCH_COPY in info.capabilities
+                )
             finally:
                 context.exit(token)
         except BaseException:
             with suppress(BackendError):
                 self.close()
             raise
-        self.info = dataclasses.replace(info, facts=MappingProxyType({**info.facts, "copy_calls": told}))
+        self.info = dataclasses.replace(
+            info,
+            facts=MappingProxyType({**info.facts, "copy_calls": told}),
+            capabilities=info.capabilities - (set() if batches else {Capability.BATCH_COPY}),
+        )
         self.synchronize = partial(self.graphs.synchronize, context.synchronize)
 
     def table_refused(self, call: int, status: int) -> NoReturn:
