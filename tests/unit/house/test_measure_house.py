@@ -121,7 +121,7 @@ CEILINGS = {
     "_core/interop": 15,
     "_core/arrays": 18,
     "_core/bulk": 31,
-    "backends/cuda": 9,
+    "backends/cuda": 10,
     "backends/roc": 12,
     "backends/host": 15,
     "api": 11,
