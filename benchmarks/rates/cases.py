@@ -192,6 +192,52 @@ def many(effort: Effort, data: Data) -> Iterator[Case]:
     group = f"{count:,} arrays of 4 KiB, each (the fastest function of each library, or a loop)"
     yield Case("h2d-many", "up, into new arrays", group, each, "us", upload)
     yield Case("d2h-many", "down, into new arrays", group, each, "us", download)
+    yield from on_streams(effort)
+
+
+def on_streams(effort: Effort) -> Iterator[Case]:
+    """Page-locked blocks on a stream of their own: by one call for many, and by replays of a recorded plan."""
+    count, each = effort.many, 32 * KiB
+
+    def blocks(library: Library) -> tuple[Any, list[Array]]:
+        if not isinstance(library, Devmem):
+            raise NotImplementedError
+        source = dm.pinned_array((count, each // 4), np.float32)
+        source[...] = np.random.default_rng().random(source.shape, np.float32)
+        return dm.stream(non_blocking=True), list(source)
+
+    def batch(library: Library) -> Task:
+        stream, sources = blocks(library)
+
+        def run() -> Any:
+            made = dm.to_device_many(sources, stream)
+            stream.synchronize()
+            return made
+
+        return Task(run, lambda made: _all_on_device(library, made, sources), uses=count, note="to_device_many")
+
+    def replay(library: Library) -> Task:
+        stream, sources = blocks(library)
+        devices = [dm.device_array(source.shape, source.dtype) for source in sources]
+        dm.synchronize()
+        with dm.capture(stream) as plan:
+            for device, source in zip(devices, sources, strict=True):
+                device.copy_to_device(source, stream=stream)
+
+        def run() -> None:
+            plan.replay()
+            stream.synchronize()
+
+        return Task(run, lambda _: _all_on_device(library, devices, sources), uses=count, note="capture, plan.replay")
+
+    group = f"{count:,} page-locked arrays of 32 KiB, on a stream"
+    yield Case("h2d-batch", "up, into new arrays, by one verb", group, each, "GB/s", batch)
+    yield Case("h2d-replay", "up, into the same arrays, by a recorded plan", group, each, "GB/s", replay)
+
+
+def _all_on_device(library: Library, devices: Any, sources: list[Array]) -> None:
+    for device, source in zip(devices, sources, strict=True):
+        on_device(library, device, source)
 
 
 def calls(effort: Effort) -> Iterator[Case]:

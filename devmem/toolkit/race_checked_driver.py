@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from ..spi.driver import Driver, FullDriver, GraphCall
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Box, CopyKind, MemoryKind
 from .driver_parts import CONTRACT, ComposedDriver
-from .races import Access, Clock, RaceDetector, StreamClock, detector, join
+from .races import HOST, Access, Clock, RaceDetector, StreamClock, detector, join
 
 #: Bytes that an operation accesses: from where, how many, whether it writes, and, of rows, as in `Access`.
 Accessed = tuple[int, int, bool, tuple[int, tuple[tuple[int, int], ...]] | None]
@@ -113,6 +113,7 @@ class RaceCheckedDriver(ComposedDriver):
         """Check and remember an operation's accesses; these, and what comes before the next operation."""
         detector, site = self._detector, caller()
         with detector.lock:
+            detector.check_host()
             on = self._stream(stream)
             count = detector.enqueue(on)
             made = [
@@ -157,7 +158,8 @@ class RaceCheckedDriver(ComposedDriver):
         """Check that the host found all complete that touches a range which is given back."""
         detector = self._detector
         with detector.lock:
-            access = Access(start, start + nbytes, True, what, "host", 0, 0, caller(), None)
+            detector.check_host()
+            access = Access(start, start + nbytes, True, what, HOST, 0, 0, caller(), None)
             detector.check(access, detector.host)
             detector.forget(start, start + nbytes)
 
@@ -360,6 +362,7 @@ class _Checks(RaceCheckedDriver):
         return captured
 
     def close(self) -> None:
+        self._detector.complete({})  # what the host has done since the last call
         for each in list(self._streams.values()):
             self._detector.forget_stream(each.number)
         self._driver.close()
@@ -371,6 +374,7 @@ _devices: WeakValueDictionary[str, RaceCheckedDriver] = WeakValueDictionary()
 
 def race_checked(driver: Driver) -> Driver:
     """The driver, with its operations checked against those of all other drivers that this was called for."""
+    detector.watch_host()
     return cast(Driver, RaceCheckedDriver(driver, detector))
 
 

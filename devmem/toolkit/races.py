@@ -7,10 +7,11 @@ has one clock for all its threads: what a wait or a query has shown to be comple
 accesses race if one of them writes and the later one's clock does not have the earlier one.
 
 What it says is true of the order that was asked for, not of the moments at which the work ran: a race is found however the timing
-turns out, unless the host found the earlier work complete before it enqueued the later. It does not see what the program does to
-page-locked memory itself, work that other libraries enqueue, which bytes of its arguments compiled code touches, and threads of
-the host that do not wait for each other. Where the order is not known (streams of other libraries, memory of a captured graph),
-it assumes that there is one: what it reports is a race.
+turns out, unless the host found the earlier work complete before it enqueued the later. What the program does to page-locked
+memory itself only emulated drivers tell, of copies that were not complete (`host_accesses`). It does not see work that other
+libraries enqueue, which bytes of its arguments compiled code touches, and threads of the host that do not wait for each other.
+Where the order is not known (streams of other libraries, memory of a captured graph), it assumes that there is one: what it
+reports is a race.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import NamedTuple
 
 from ..spi.errors import DevmemWarning
 from ..spi.sizes import exact_size
+from .host_accesses import HostAccesses, emulated_drivers
 from .locks import Rank, lock
 
 #: By number of a stream, how many of its operations come before.
@@ -36,6 +38,8 @@ PIECE = 24
 REMEMBERED, COMPARED_ROWS = 512, 4096
 #: Reports that are kept.
 KEPT = 1000
+#: The stream of the program's own accesses, for people.
+HOST = "host"
 
 
 @dataclass(eq=False, slots=True)
@@ -88,6 +92,8 @@ class Race(NamedTuple):
 
     def __str__(self) -> str:
         low, high = max(self.first.start, self.second.start), min(self.first.end, self.second.end)
+        if self.second.stream == HOST:
+            return f"race at {low:#x}: {self.second} did not wait for {self.first}: stream.synchronize() or an event before"
         return (
             f"race at {low:#x} ({exact_size(high - low)}): {self.second} is not ordered behind {self.first}: make the "
             f"{self.second.stream} wait for the {self.first.stream} between the two, stream.wait(other) or an event, or wait for "
@@ -102,6 +108,8 @@ class RaceDetector:
         self.lock = lock("race detector", Rank.LEAF)
         self.host: Clock = {}
         self.reports: list[Race] = []
+        #: What the program does itself, where an emulated driver tells that.
+        self.host_accesses: HostAccesses | None = None
         self._numbers = 0
         self._pieces: defaultdict[int, list[Access]] = defaultdict(list)
         self._told: set[tuple[str, str, bool, bool]] = set()
@@ -171,7 +179,24 @@ class RaceDetector:
     def complete(self, clock: Clock) -> None:
         """Take note that the host found all of this complete."""
         with self.lock:
-            join(self.host, clock)
+            try:
+                self.check_host()
+            finally:
+                join(self.host, clock)
+
+    def watch_host(self) -> None:
+        """Let the emulated drivers of the process tell what the program does to page-locked memory while a copy uses it."""
+        with self.lock:
+            for library in emulated_drivers():
+                if self.host_accesses is None:
+                    self.host_accesses = HostAccesses()
+                self.host_accesses.watch(library)
+
+    def check_host(self) -> None:
+        """Report what the program has done beside copies since the last time. The caller holds the lock."""
+        for address, only_writes, site in self.host_accesses.take() if self.host_accesses else ():
+            what = "a write" if only_writes else "an access"
+            self.check(Access(address, address + 1, only_writes, what, HOST, 0, 0, site, None), self.host)
 
     def _report(self, race: Race) -> None:
         key = race.first.site, race.second.site, race.first.writes, race.second.writes
@@ -216,6 +241,7 @@ def meet(one: Access, other: Access) -> bool:
 
 def _after_fork_in_child() -> None:
     detector.reports.clear()  # the parent's
+    detector.host_accesses = None
 
 
 if hasattr(os, "register_at_fork"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
@@ -34,8 +35,8 @@ pools: WeakValueDictionary[int, MemoryPool] = WeakValueDictionary()
 contexts: dict[int, Any] = {}
 #: The driver version that brought cuMemcpyWithAttributesAsync; CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE.
 ATTRIBUTES_SINCE, OVERLAP = 13020, 1
-#: How the calls are compared: bytes of a copy, calls of a round, and rounds.
-SAMPLE, CALLS, ROUNDS = 4096, 16, 5
+#: How the calls are compared: bytes of a copy, single calls of a round, copies of a batch, and rounds.
+SAMPLE, CALLS, IN_BATCH, ROUNDS = 4096, 16, 32, 5
 PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED, TOO_MANY_PEERS = 704, 705, 711
 
 
@@ -44,14 +45,14 @@ class Copies(Part):
 
     def __init__(self, state: DriverState, device: Any, streams: Streams, memory: Memory) -> None:
         super().__init__(state)
-        self._device, self._memory, self._stream_part = device, memory, streams
+        self._device, self._memory = device, memory
         self._is_page_locked = memory.is_page_locked
         self._capturing = streams.capturing
         #: Whether single copies of page-locked memory take the call with attributes, which is chosen once; see `choose`.
         self._with_attributes = False
         #: The pools of devices to whose memory access was enabled, or cannot be.
         self._peers: WeakSet[MemoryPool] = WeakSet()
-        self._synchronize = streams.stream_synchronize
+        self._own_streams, self._synchronize = streams, streams.stream_synchronize
 
     def copy(self, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
         if blocking and stream == LEGACY_STREAM and kind is not _D2D:
@@ -79,32 +80,74 @@ class Copies(Part):
             return False
         return attributes or (kind is not _D2D and self._is_page_locked(src if kind is _H2D else dst))
 
-    def choose(self, driver_version: int) -> str:
-        """Choose the call for single copies of page-locked memory, by the time that each takes here; what is to be told of it."""
-        if driver_version < ATTRIBUTES_SINCE or not hasattr(cu, "cuMemcpyWithAttributesAsync"):
-            return "single copies take the plain calls: those with attributes need CUDA 13.2"
-        memory, streams, least = self._memory, self._stream_part, {False: math.inf, True: math.inf}
-        stream, there, here = streams.stream_create(0, False), 0, 0
+    def choose(self, driver_version: int, batches: bool) -> tuple[str, bool]:
+        """Choose the calls for copies of page-locked memory by the time until each returns here.
+
+        Returns what is to be told of it, and whether several copies are to be made by one call, if the driver has that.
+        """
+        attributes = driver_version >= ATTRIBUTES_SINCE and hasattr(cu, "cuMemcpyWithAttributesAsync")
+        told = "single copies take the plain calls: those with attributes need CUDA 13.2"
+        if not (attributes or batches):
+            return told, False
+        memory, nbytes, stream, there, here = self._memory, IN_BATCH * SAMPLE, 0, 0, 0
         try:
-            there = memory.alloc(SAMPLE, LEGACY_STREAM)
-            here = memory.alloc(SAMPLE, LEGACY_STREAM, MemoryKind.PINNED)
-            copy = partial(self.copy, there, here, SAMPLE, _H2D, stream, blocking=False)
-            for self._with_attributes in [False, True] * ROUNDS:  # in turn: both meet what else the machine does
-                taken = _time_of(copy)
-                least[self._with_attributes] = min(least[self._with_attributes], taken)
-                self._synchronize(stream)
+            # In order with the legacy stream, as if there was none.
+            stream = self._own_streams.stream_create(0, non_blocking=False)
+            there = memory.alloc(nbytes, LEGACY_STREAM)
+            here = memory.alloc(nbytes, LEGACY_STREAM, MemoryKind.PINNED)
+            if attributes:
+                told = self._choose_single(there, here, stream)
+            if batches:
+                batches, of_batches = self._compare_batches(there, here, stream)
+                told = f"{told}; {of_batches}"
         except BackendError as error:
             self._with_attributes = False
-            return f"single copies take the plain calls: those with attributes could not be measured ({error})"
+            told = f"single copies take the plain calls: the others could not be measured ({error})"
         finally:
-            memory.free(here, SAMPLE, LEGACY_STREAM, MemoryKind.PINNED)
-            memory.free(there, SAMPLE, LEGACY_STREAM)
-            streams.stream_destroy(stream)
-        plain, attributes = least.values()
+            if stream:
+                with suppress(BackendError):  # a failure of the copies is the one to be told
+                    self._synchronize(stream)
+                self._own_streams.stream_destroy(stream)
+            memory.free(here, nbytes, LEGACY_STREAM, MemoryKind.PINNED)
+            memory.free(there, nbytes, LEGACY_STREAM)
+        return told, batches
+
+    def _choose_single(self, there: int, here: int, stream: int) -> str:
+        def copies(with_attributes: bool) -> None:
+            self._with_attributes = with_attributes
+            for _ in range(CALLS):
+                self.copy(there, here, SAMPLE, _H2D, stream, blocking=False)
+
+        plain, attributes = (
+            each / CALLS for each in self._least_times(stream, partial(copies, False), partial(copies, True))
+        )
         self._with_attributes = attributes <= plain
         chosen = "the call with attributes" if self._with_attributes else "the plain calls"
         measured = f"{1e6 * attributes:.2f} us with attributes, {1e6 * plain:.2f} us without"
         return f"single copies of page-locked memory take {chosen}: {measured}"
+
+    def _compare_batches(self, there: int, here: int, stream: int) -> tuple[bool, str]:
+        pairs = [(there + at * SAMPLE, here + at * SAMPLE) for at in range(IN_BATCH)]
+        dsts, srcs = zip(*pairs, strict=True)
+
+        def loop() -> None:
+            for to, origin in pairs:
+                self.copy(to, origin, SAMPLE, _H2D, stream, blocking=False)
+
+        together = partial(self.copy_batch, dsts, srcs, [SAMPLE] * IN_BATCH, _H2D, stream)
+        single, batch = self._least_times(stream, loop, together)
+        chosen = "one call" if batch <= single else "a call for each"
+        measured = f"{IN_BATCH} of them take {1e6 * batch:.2f} us by one call, {1e6 * single:.2f} us by one for each"
+        return batch <= single, f"several copies take {chosen}: {measured}"
+
+    def _least_times(self, stream: int, *calls: Callable[[], object]) -> list[float]:
+        """The least seconds of each, which take turns: all meet what else the machine does."""
+        least = [math.inf] * len(calls)
+        for _ in range(ROUNDS):
+            for at, call in enumerate(calls):
+                least[at] = min(least[at], _time_of(call))
+                self._synchronize(stream)
+        return least
 
     def fill(self, dst: int, value: int, width: int, count: int, stream: int) -> None:
         getattr(self._functions, f"MemsetD{8 * width}Async")(dst, value, count, self._streams[stream])
@@ -206,9 +249,8 @@ class Copies(Part):
 def _time_of(call: Callable[[], object]) -> float:
     """Seconds that a call takes."""
     began = time.perf_counter()
-    for _ in range(CALLS):
-        call()
-    return (time.perf_counter() - began) / CALLS
+    call()
+    return time.perf_counter() - began
 
 
 def _attributes(flags: int) -> Any:

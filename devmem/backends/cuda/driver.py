@@ -147,10 +147,16 @@ class CudaDriver(ComposedDriver):
             if info.facts["memory_pools"]:
                 info = _with_pool(self.pool, info)
             self.memory.node = int(info.facts["pinned_node"])
-            told = self.copies.choose(int(info.facts["driver_version"]))
+            told, batches = self.copies.choose(
+                int(info.facts["driver_version"]), Capability.BATCH_COPY in info.capabilities
+            )
         finally:
             context.exit(token)
-        self.info = dataclasses.replace(info, facts=MappingProxyType({**info.facts, "copy_calls": told}))
+        self.info = dataclasses.replace(
+            info,
+            facts=MappingProxyType({**info.facts, "copy_calls": told}),
+            capabilities=info.capabilities - (set() if batches else {Capability.BATCH_COPY}),
+        )
         self.table = table_of(state, context.primary, self.pool)
         pools[ordinal], contexts[ordinal] = self.pool, context.primary
 

@@ -29,6 +29,7 @@ CORE = (
     "fault.c",
     "calls.c",
     "coherence.c",
+    "watch.c",
     "capture.c",
     "graph.c",
 )

@@ -96,6 +96,7 @@ static void after_fork(void) { pthread_mutex_unlock(&core_mutex); }
 static void after_fork_in_child(void)
 {
     atomic_store(&forked, true);
+    watch_after_fork_in_child();
     pthread_mutex_unlock(&core_mutex);
 }
 

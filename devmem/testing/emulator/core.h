@@ -137,7 +137,7 @@ struct heap {
     uint64_t base;
     char *access;
     size_t bytes, used;
-    int file;                                       /* the memfd of a device's memory, else -1 */
+    int file;                                       /* the memfd of memory that is mapped twice, else -1 */
     struct block **at;                              /* the block that starts at each granule, or NULL */
     uint64_t *starts[BITMAP_LEVELS];                /* 64-ary tree of bits: where blocks start */
     uint64_t classes;
@@ -145,7 +145,10 @@ struct heap {
     struct block *free[SIZE_CLASSES][SUBCLASSES];
 };
 
-bool heap_open(struct heap *heap, size_t bytes, bool hidden);
+/* Whether the emulator has a mapping of its own, and the program's addresses are inaccessible then. */
+enum heap_mapping { MAPPED_ONCE, MAPPED_TWICE, MAPPED_HIDDEN };
+
+bool heap_open(struct heap *heap, size_t bytes, enum heap_mapping mapping);
 struct block *heap_alloc(struct heap *heap, size_t bytes);
 void heap_free(struct block *block);
 struct block *heap_find(struct heap *heap, uint64_t address);
@@ -372,6 +375,13 @@ void shadow_write(struct shadow *shadow, char *at, const void *from, size_t byte
 void shadow_read(struct shadow *shadow, void *to, const char *at, size_t bytes);
 void shadows_publish(void);
 
+/* --- accesses of the program beside copies ------------------------------------------------------------------------ */
+
+bool watch_wanted(void);
+void watch_begin(struct op *op);
+void watch_end(struct op *op);
+void watch_after_fork_in_child(void);
+
 /* --- streams ------------------------------------------------------------------------------------------------------ */
 
 enum op_kind { OP_MARKER, OP_COPY, OP_FILL, OP_HOST, OP_ALLOC, OP_FREE, OP_WAIT_VALUE, OP_WRITE_VALUE };
@@ -383,6 +393,7 @@ struct op {
     enum op_kind kind;
     int references;
     bool done;
+    bool watched;             /* the pages that the host must not access are protected: see watch.c */
     bool publishes;           /* makes coarse-grained memory visible to the host when it completes */
     uint64_t finished;        /* time of completion in nanoseconds */
     uint64_t sequence;

@@ -43,13 +43,14 @@ status devices_open(void)
     for (int index = 0; index < device_count; index++) {
         struct device *device = &devices[index];
         device->physical = physical[index];
-        if (!heap_open(&device->heap, bytes, true)) return OUT_OF_MEMORY;
+        if (!heap_open(&device->heap, bytes, MAPPED_HIDDEN)) return OUT_OF_MEMORY;
         device->primary = context_new(index, true);
         device->default_pool = device->current_pool = pool_open(index);
         device->default_pool->is_default = true;
     }
     size_t host = core_setting_within("DEVMEM_EMULATOR_HOST_MEMORY", 8ull << 30, LEAST_MEMORY, MOST_MEMORY);
-    return heap_open(&pinned_heap, host, false) && heap_open(&managed_heap, host, false) ? OK : OUT_OF_MEMORY;
+    enum heap_mapping page_locked = watch_wanted() ? MAPPED_TWICE : MAPPED_ONCE;
+    return heap_open(&pinned_heap, host, page_locked) && heap_open(&managed_heap, host, MAPPED_ONCE) ? OK : OUT_OF_MEMORY;
 }
 
 /* --- the current context ------------------------------------------------------------------------------------------ */

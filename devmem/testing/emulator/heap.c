@@ -18,12 +18,12 @@ static void *reserve(size_t bytes, int protection)
     return at == MAP_FAILED ? NULL : at;
 }
 
-/* Map the same memory twice: inaccessible at the addresses of the program, accessible for the emulator. */
-static bool open_hidden(struct heap *heap)
+/* Map the same memory twice: at the addresses of the program, inaccessible or not, and accessible for the emulator. */
+static bool open_twice(struct heap *heap, int protection)
 {
-    heap->file = memfd_create("devmem-emulated-device", MFD_CLOEXEC);
+    heap->file = memfd_create("devmem-emulated-memory", MFD_CLOEXEC);
     if (heap->file < 0 || ftruncate(heap->file, (off_t)heap->bytes) != 0) return false;
-    void *reserved = mmap(NULL, heap->bytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE, heap->file, 0);
+    void *reserved = mmap(NULL, heap->bytes, protection, MAP_SHARED | MAP_NORESERVE, heap->file, 0);
     void *alias = mmap(NULL, heap->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, heap->file, 0);
     if (reserved == MAP_FAILED || alias == MAP_FAILED) return false;
     heap->base = (uint64_t)(uintptr_t)reserved;
@@ -31,7 +31,7 @@ static bool open_hidden(struct heap *heap)
     return true;
 }
 
-static bool open_plain(struct heap *heap)
+static bool open_once(struct heap *heap)
 {
     heap->file = -1;
     heap->access = reserve(heap->bytes, PROT_READ | PROT_WRITE);
@@ -176,10 +176,11 @@ static void release_pages(struct heap *heap, struct block *block)
     else madvise(heap->access + offset, end - offset, MADV_DONTNEED);
 }
 
-bool heap_open(struct heap *heap, size_t bytes, bool hidden)
+bool heap_open(struct heap *heap, size_t bytes, enum heap_mapping mapping)
 {
     heap->bytes = bytes / 4096 * 4096;
-    if (!heap->bytes || !(hidden ? open_hidden(heap) : open_plain(heap))) return false;
+    int protection = mapping == MAPPED_HIDDEN ? PROT_NONE : PROT_READ | PROT_WRITE;
+    if (!heap->bytes || !(mapping == MAPPED_ONCE ? open_once(heap) : open_twice(heap, protection))) return false;
     size_t bits = heap->bytes / GRANULE;
     heap->at = reserve(bits * sizeof *heap->at, PROT_READ | PROT_WRITE);
     if (!heap->at) return false;

@@ -73,6 +73,7 @@ void op_after(struct op *op, struct op *earlier)
 
 static void op_finish(struct op *op)
 {
+    watch_end(op);
     op->done = true;
     op->finished = core_now();
     for (int index = 0; index < op->successor_count; index++) {
@@ -259,6 +260,7 @@ status stream_submit(struct stream *stream, struct op *op)
 {
     op->stream = stream;
     op->sequence = ++stream->submitted;
+    watch_begin(op);
     implied_waits(stream, op);
     op_retain(op);
     op_retain(op);

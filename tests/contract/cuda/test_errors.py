@@ -460,6 +460,9 @@ def test_every_verb_tells_of_the_first_failure(control: emulator.Control) -> Non
     array, stream, event = dm.to_device(DATA), dm.stream(), dm.event()
     pinned, mapped, managed = dm.pinned_array(10), dm.mapped_array(10), dm.managed_array(10)
     dropped = dm.to_device(DATA)
+    control.reset()
+    CudaBackend().open(1).close()
+    opening = control.calls()
     control.fail("cuMemcpyDtoH", 1, 700)
     with pytest.raises(DeviceLost) as caught:
         array.copy_to_host()
@@ -500,10 +503,10 @@ def test_every_verb_tells_of_the_first_failure(control: emulator.Control) -> Non
             attempt()
         assert (again.value.call, again.value.code) == ("cuMemcpyDtoH", 700)
         assert str(again.value) == str(caught.value)
-    called = control.calls()
-    # Only what the other device needed was asked for.
-    assert not {"cuMemcpyDtoH", "cuMemFreeAsync", "cuMemFree", "cuStreamDestroy", "cuEventDestroy"} & called.keys()
-    assert not {"cuStreamSynchronize", "cuMemHostAlloc", "cuMemAllocManaged", "cuMemHostRegister"} & called.keys()
+    called = {name for name, count in control.calls().items() if count > opening.get(name, 0)}
+    # Only what the other device needed was asked for, which was opened.
+    assert not {"cuMemcpyDtoH", "cuMemFreeAsync", "cuMemFree", "cuStreamDestroy", "cuEventDestroy"} & called
+    assert not {"cuStreamSynchronize", "cuMemHostAlloc", "cuMemAllocManaged", "cuMemHostRegister"} & called
     pinned[...] = 1  # still there
     del dropped
     with dm.device(1):
@@ -609,6 +612,19 @@ def test_a_pool_that_may_not_be_shared_is_made_without_handles(control: emulator
     driver.close()
 
 
+#: What opening calls to compare calls with one another.
+MEASURING = {
+    "cuMemAlloc",
+    "cuMemHostAlloc",
+    "cuMemHostGetFlags",
+    "cuMemcpyHtoDAsync",
+    "cuMemcpyBatchAsync",
+    "cuPointerGetAttribute",
+    "cuStreamCreateWithPriority",
+    "cuStreamSynchronize",
+}
+
+
 def test_a_device_that_cannot_be_opened_leaves_nothing_behind(control: emulator.Control) -> None:
     """Every driver call that opening makes fails in turn; another library holds the context, so that leaks would show."""
     other = cu.cuDevicePrimaryCtxRetain(0)[1]
@@ -620,6 +636,8 @@ def test_a_device_that_cannot_be_opened_leaves_nothing_behind(control: emulator.
         made.pop("cuMemPoolDestroy")
         made.pop("cuDevicePrimaryCtxRelease")
         made.pop("cuThreadExchangeStreamCaptureMode")
+        for freeing in ("cuMemFree", "cuMemFreeHost", "cuStreamDestroy"):  # one that fails is not tried again
+            made.pop(freeing)
         made.pop(
             "cuGetProcAddress"
         )  # without its answers there is no table of entry points, and Python calls the functions
@@ -629,9 +647,12 @@ def test_a_device_that_cannot_be_opened_leaves_nothing_behind(control: emulator.
                 for code in (999, 2):
                     control.reset()
                     control.fail(function, nth, code)
-                    with pytest.raises(BackendError) as caught:
-                        CudaBackend().open(0)
-                    assert caught.value.call.removesuffix("_v2") == function, (function, nth)
+                    failed = None
+                    try:
+                        CudaBackend().open(0).close()
+                    except BackendError as error:
+                        failed = error.call.removesuffix("_v2")
+                    assert failed == function or (failed is None and function in MEASURING), (function, nth)
                     assert control.live() == before, (function, nth)
                     made_now = control.calls()
                     assert made_now.get("cuDevicePrimaryCtxRelease", 0) == made_now.get(

@@ -333,6 +333,11 @@ class TestDriver(truth.Devices):
     @emulator_only
     def test_modules_and_kernels_are_not_supported(self):
         returns(driver.cuModuleLoadData(b"\0" * 64), NOT_SUPPORTED)
+        returns(driver.cuModuleLoadDataEx(b"\0" * 64, 0, [], []), NOT_SUPPORTED)
+        returns(driver.cuModuleGetFunction(1, b"kernel"), NOT_SUPPORTED)
+        returns(driver.cuModuleUnload(1), NOT_SUPPORTED)
+        shared = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        returns(driver.cuFuncSetAttribute(1, shared, 0), NOT_SUPPORTED)
         returns(driver.cuLaunchKernel(0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0), NOT_SUPPORTED)
 
 
@@ -651,6 +656,46 @@ class TestCopies(truth.Copies, truth.Fills, truth.Peers):
         ok(driver.cuMemFree(there))
         ok(driver.cuCtxPopCurrent())
         ok(driver.cuDevicePrimaryCtxRelease(1))
+
+    def test_a_peer_copy_on_a_stream_comes_behind_its_earlier_work(self, context, block, stream):
+        """ "Copies from device memory in one context to device memory in another context" (cuMemcpyPeerAsync)."""
+        vendor.two_devices()
+        peer = ok(driver.cuDevicePrimaryCtxRetain(1))
+        ok(driver.cuCtxPushCurrent(peer))
+        there = ok(driver.cuMemAlloc(4096))
+        ok(driver.cuCtxPopCurrent())
+        ok(driver.cuMemsetD8Async(block, 7, 4096, stream))
+        ok(driver.cuMemcpyPeerAsync(there, peer, block, context, 4096, stream))
+        ok(driver.cuMemsetD8Async(block, 8, 4096, stream))
+        ok(driver.cuStreamSynchronize(stream))
+        assert (read(there, 4096) == 7).all()
+        ok(driver.cuMemFree(there))
+        ok(driver.cuDevicePrimaryCtxRelease(1))
+
+    def test_the_unaligned_2d_copy_takes_any_pitch(self, block):
+        """Of cuMemcpy2D, which may fail for other pitches than cuMemAllocPitch's: this one "does not have this restriction"."""
+        source, second = sample(), ok(driver.cuMemAlloc(4096))
+        ok(driver.cuMemcpyHtoD(block, address_of(source), 4096))
+        copy = box_2d(7, 50)
+        copy.srcMemoryType = copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        copy.srcDevice, copy.srcPitch, copy.dstDevice, copy.dstPitch = block, 33, second, 9
+        ok(driver.cuMemcpy2DUnaligned(copy))
+        ok(driver.cuCtxSynchronize())
+        assert (read(second, 450).reshape(50, 9)[:, :7] == source[: 50 * 33].reshape(50, 33)[:, :7]).all()
+        copy.dstPitch = 6  # less than a row
+        returns(driver.cuMemcpy2DUnaligned(copy), INVALID_VALUE)
+        ok(driver.cuMemFree(second))
+
+    def test_fills_on_a_stream_write_units_of_2_and_4_bytes_in_order(self, block, stream):
+        """ "The dstDevice pointer must be two byte aligned" (cuMemsetD16Async), "four byte aligned" (cuMemsetD32Async)."""
+        ok(driver.cuMemsetD16Async(block, 0x2233, 2048, stream))
+        ok(driver.cuMemsetD32Async(block + 8, 0x44556677, 2, stream))
+        ok(driver.cuStreamSynchronize(stream))
+        whole = read(block, 4096)
+        assert (whole[8:16].view(np.uint32) == 0x44556677).all()
+        assert (np.delete(whole, np.s_[8:16]).view(np.uint16) == 0x2233).all()
+        returns(driver.cuMemsetD16Async(block + 1, 0, 1, stream), INVALID_VALUE)
+        returns(driver.cuMemsetD32Async(block + 2, 0, 1, stream), INVALID_VALUE)
 
 
 def attributes(order, flags=0):

@@ -125,7 +125,7 @@ CEILINGS = {
     "_core/arrays": 14,
     "_core/smart": 5,
     "_core/bulk": 31,
-    "backends/cuda": 9,
+    "backends/cuda": 10,
     "backends/roc": 12,
     "backends/host": 15,
     "api": 11,

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devmem.spi.errors import DevmemWarning
+from devmem.toolkit import races
+from devmem.toolkit.host_accesses import HostAccesses
 from devmem.toolkit.race_checked_driver import caller
 from devmem.toolkit.races import PIECE, REMEMBERED, Access, RaceDetector, join, meet
 
@@ -41,6 +48,50 @@ def test_rows_meet_a_run_where_they_have_a_byte_in_common(one, start, nbytes):
 def test_of_too_many_rows_nothing_is_said():
     many = access(0, 1 << 20, rows=(1, ((1, 0), (1 << 19, 2))))
     assert not meet(many, many)
+
+
+def told(*notes):
+    """What is taken from notes, of which each is written by itself."""
+    accesses, found = HostAccesses(), []
+    for note in notes:
+        os.write(accesses._file, note)
+        found.append(list(accesses.take()))
+    return found
+
+
+FRAMES = b'  File "/x/numpy/f.py", line 1 in f\n  File "%s", line 2 in g\n  File "/x/y z.py", line 3 in h\n'
+
+
+def test_a_note_names_the_innermost_line_of_the_program():
+    ours = str(Path(races.__file__)).encode()
+    assert told(b"access ff 1 7\nStack (most recent call first):\n" + FRAMES % ours + b"end\n") == [
+        [(255, True, "/x/y z.py:3")]
+    ]
+    assert told(b"access 10 0 7\nend\n") == [[(16, False, "thread 7, of which no line of Python is known")]]
+
+
+def test_a_note_is_taken_once_and_when_it_is_whole():
+    assert told(b"access 1 1 7\nend\naccess 2 0 7\n", b"end\n", b"") == [
+        [(1, True, "thread 7, of which no line of Python is known")],
+        [(2, False, "thread 7, of which no line of Python is known")],
+        [],
+    ]
+
+
+def test_a_note_is_of_a_race_only_with_what_the_host_did_not_wait_for():
+    detector = RaceDetector()
+    detector.host_accesses = HostAccesses()
+    detector.remember(access(0, 100, turn=1), {1: 1})
+    detector.complete({1: 1})
+    os.write(detector.host_accesses._file, b"access 5 1 7\nend\n")
+    detector.complete({})
+    assert detector.reports == []
+    detector.remember(access(0, 100, writes=False, turn=2), {1: 2})
+    os.write(detector.host_accesses._file, b"access 5 1 7\nend\naccess 100 1 7\nend\n")
+    with pytest.warns(DevmemWarning, match="a write on the host .* did not wait for a fill on the stream 1"):
+        detector.complete({1: 2})
+    [race] = detector.reports
+    assert (race.first.turn, race.second.start) == (2, 5)
 
 
 def known(detector):

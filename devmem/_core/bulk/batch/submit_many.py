@@ -11,7 +11,7 @@ from ...device.open_device import OpenDevice
 from ...ordering.stream import Stream
 from ...telemetry.copy_statistics import begin
 
-NO_CALL = "the driver is called for each: it has no call for several copies"
+NO_CALL = "the driver is called for each: it has no call for several copies, or a slower one"
 #: Drivers refuse several copies in one call on a default stream: a stream of devmem's takes them, ordered by two events. From so
 #: many copies on that takes no longer than a call for each, over both emulated drivers in null mode.
 WORTH_ORDERING = 8

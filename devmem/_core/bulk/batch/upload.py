@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from itertools import accumulate
-from operator import add, attrgetter
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,9 @@ from .tree import Tree, flatten, path, paths, rebuild
 #: Arrays of so many bytes are copied from where they are: packing moves them once more, which takes longer than a call of the
 #: driver for each, or than a place in its batch.
 LARGE = 32 << 10
+
+#: The most page-locked arrays that one call of the driver is given: the device copies them while the next call is prepared.
+TOGETHER = 2048
 
 _nbytes, _dtype = attrgetter("nbytes"), attrgetter("dtype")
 
@@ -202,15 +205,17 @@ class _Upload:
         return contiguous
 
     def _copy_batched(self, block: Allocation) -> bool:
-        """Copy page-locked arrays from where they are, by one call of the driver; False where memory was (un)locked meanwhile."""
-        self.in_progress = part = slice(self.packed_end, self.batched_end)
-        sources, sizes, locks = self.sources[part], self.sizes[part], self.opened.page_locks
-        start = block.ptr + sum(self.steps[: part.start])
-        dsts, srcs = list(accumulate(self.steps[part][:-1], initial=start)), addresses(sources)
-        with locks.hold_page_locks(min(srcs), max(map(add, srcs, sizes))):
-            if locks.segments is not self._page_locks_seen:
-                return False
-            copy_many(self.opened, dsts, srcs, sizes, CopyKind.H2D, self.stream, sources)
+        """Copy page-locked arrays from where they are, by few calls; False where memory was (un)locked meanwhile."""
+        locks, start = self.opened.page_locks, block.ptr + sum(self.steps[: self.packed_end])
+        for at in range(self.packed_end, self.batched_end, TOGETHER):
+            self.in_progress = part = slice(at, min(at + TOGETHER, self.batched_end))
+            sources, sizes = self.sources[part], self.sizes[part]
+            *dsts, start = accumulate(self.steps[part], initial=start)
+            srcs = addresses(sources)
+            with locks.hold_page_locks(min(srcs), max(srcs) + max(sizes)):
+                if locks.segments is not self._page_locks_seen:
+                    return False
+                copy_many(self.opened, dsts, srcs, sizes, CopyKind.H2D, self.stream, sources)
         return True
 
     def _copy_rows(self, arrays: list[Any]) -> None:

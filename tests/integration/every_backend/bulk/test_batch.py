@@ -397,6 +397,25 @@ def test_page_locked_leaves_are_copied_from_where_they_are_by_one_call(need, rec
     assert [call.method for call in seen if call.method.startswith("copy")] == ["copy"]
 
 
+@pytest.mark.parametrize(("together", "calls"), [(8, [8, 8, 4]), (19, [19, 1]), (20, [20]), (1, [1] * 20)])
+def test_a_long_batch_is_made_by_several_calls_so_that_the_first_copies_meanwhile(
+    need, recorded, monkeypatch, together, calls
+):
+    need("batch_copy")
+    monkeypatch.setattr(upload, "TOGETHER", together)
+    leaves, small = [pinned(32 * KIB + number, number) for number in range(20)], np.arange(3)
+    tree, stream = [*leaves[:5], small, *leaves[5:]], dm.stream()
+    with recorded.during() as seen:
+        up = dm.to_device_many(tree, stream)
+    copied = [
+        len(call.args[0]) if call.method == "copy_batch" else 1
+        for call in seen
+        if call.method in ("copy_batch", "copy")  # a copy that is left by itself is a single one
+    ]
+    assert copied == [1, *calls], "the small one first"
+    assert same(tree, up)
+
+
 def test_arrays_are_made_while_the_device_copies(need, recorded, monkeypatch):
     need("batch_copy")
     make, began = upload._Upload._arrays, []
