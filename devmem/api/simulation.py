@@ -36,9 +36,9 @@ def simulator(
         What a negative index does: it counts from the end, as in compiled code, or it is reported, because in a kernel it is
         often a mistake. An index before the beginning is reported in any case.
     mode : {"exact", "fast"}, default "exact"
-        How kernels run: thread by thread in Python, or, where their threads do not wait for each other and the order of atomic
-        operations does not matter, compiled for the host by ``numba.njit``. Integers, ``+ - * /`` and roots are the same then,
-        other functions differ in the last places. What cannot be compiled runs as by ``"exact"``, and so does everything with
+        How kernels run: thread by thread in Python, or, where they have no shuffles and the order of atomic operations does not
+        matter, compiled for the host by ``numba.njit``. Integers, ``+ - * /`` and roots are the same then, other functions differ
+        in the last places. What cannot be compiled runs as by ``"exact"``, and so does everything with
         ``race_check``, ``shuffle`` or ``negative="report"``; the log says why, at the level INFO.
 
     Returns

@@ -11,6 +11,7 @@ import numpy as np
 import devmem as dm
 
 N = 70
+SIDE = 4
 TABLE = np.array([2.5, -1.0, 7.25], np.float32)
 PARTICLE = np.dtype([("place", np.float32), ("count", np.int32), ("flag", np.bool_)])
 Pair = namedtuple("Pair", "left right")
@@ -173,6 +174,58 @@ def histogram(a, bins, lowest, highest, bits, most):
 
 
 @dm.kernel
+def tree(a, sums):
+    part = dm.shared.array(32, np.float32)
+    t = dm.threadIdx.x
+    part[t] = a[dm.grid(1) % a.size]
+    dm.syncthreads()
+    step = 32 // 2
+    while step > 0:
+        if t < step:
+            part[t] += part[t + step]
+        dm.barrier()
+        step //= 2
+    if t == 0:
+        sums[dm.blockIdx.x] = part[0]
+
+
+@dm.kernel
+def tiles(a, out, counts):
+    rows = dm.shared.array(shape=(SIDE, SIDE), dtype=np.int64)
+    columns = dm.shared.array((SIDE, SIDE), "int64")
+    x, y = dm.threadIdx.x, dm.threadIdx.y
+    kept = dm.local.array(2, np.int64)
+    kept[0], total = rows[y, x], 0
+    for k in range(a.shape[0] // SIDE):
+        rows[y, x] = a[y, k * SIDE + x]
+        columns[y, x] = a[k * SIDE + y, x]
+        if k % 2:
+            dm.barrier()
+        else:
+            dm.syncthreads()
+        for n in range(SIDE):
+            total += scaled(rows[y], n, columns[n, x])
+        counted(counts, total)
+        dm.syncthreads()
+        if k == 3:
+            break
+    out[y, x] = total + kept[0]
+
+
+@dm.kernel
+def neighbours(a, out):
+    """A race between the threads of a block that has the same result in both."""
+    part = dm.shared.array(32, np.float32)
+    t = dm.threadIdx.x
+    part[t] = t
+    out[dm.grid(1)] = part[(t + 1) % 32]
+    dm.barrier()
+    if dm.grid(1) >= a.size:
+        return
+    out[dm.grid(1)] += a[dm.grid(1)]
+
+
+@dm.kernel
 def divisions(a, b, out):
     i = dm.grid(1)
     if i < a.size:
@@ -209,13 +262,29 @@ COMPILED = {
             np.array([-1e3, np.nan]),
         ),
     ),
+    "tree": Case(tree, (floats(), zeros(3, dtype=np.float32))),
+    "tiles": Case(
+        tiles, (integers(24, 24), zeros(SIDE, SIDE, dtype=np.int64), zeros(5, dtype=np.int32)), (2, (SIDE, SIDE))
+    ),
+    "neighbours": Case(neighbours, (floats(), zeros(96))),
     "divisions": Case(divisions, (integers(), integers(), zeros())),
 }
 
 
+@dm.kernel(device=True)
+def waiting():
+    dm.barrier()
+
+
 @dm.kernel
 def waits(a):
-    dm.barrier()
+    waiting()
+    a[dm.grid(1)] += 1
+
+
+@dm.kernel
+def shuffles(a):
+    dm.wavebarrier()
     a[dm.grid(1)] += 1
 
 
@@ -224,6 +293,13 @@ def shares(a):
     part = dm.shared.array(4, np.int32)
     part[dm.threadIdx.x] = 3
     a[dm.grid(1)] = part[dm.threadIdx.x]
+
+
+@dm.kernel
+def shares_dynamically(a):
+    part = dm.shared.array(0, np.int32)
+    dm.barrier()
+    a[dm.grid(1)] = 1 + part.size
 
 
 @dm.kernel
@@ -286,8 +362,10 @@ def takes_remainders(a, n):
 
 
 LEFT = {
-    "barrier": Case(waits, (zeros(dtype=np.int32),), (2, 4), "it uses dm.barrier()"),
-    "shared memory": Case(shares, (zeros(dtype=np.int32),), (2, 4), "it uses dm.shared"),
+    "barrier in a function": Case(waits, (zeros(dtype=np.int32),), (2, 4), "it uses dm.barrier()"),
+    "barrier of a wave": Case(shuffles, (zeros(dtype=np.int32),), (2, 4), "it uses dm.wavebarrier()"),
+    "no barrier": Case(shares, (zeros(dtype=np.int32),), (2, 4), "it uses shared memory without a barrier"),
+    "dynamic": Case(shares_dynamically, (zeros(dtype=np.int32),), (2, 4), "it uses dynamic shared memory"),
     "result of an atomic": Case(
         numbers_threads,
         (zeros(dtype=np.int32),),

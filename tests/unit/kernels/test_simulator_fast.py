@@ -69,6 +69,34 @@ def transcendental(x, out):
         out[21, i], out[22, i], out[23, i] = math.pow(abs(v), near), math.atan2(v, near), math.exp2(near)
 
 
+@dm.kernel
+def parts(x):
+    if dm.threadIdx.x:
+        dm.barrier()
+    x[dm.grid(1)] = 1
+
+
+@dm.kernel
+def leaves(x):
+    for _ in range(3):
+        if dm.grid(1) == 13:
+            return
+        dm.syncthreads()
+
+
+@dm.kernel
+def reads_beyond(x):
+    part = dm.shared.array(8, np.int32)
+    part[dm.threadIdx.x] = 1
+    dm.syncthreads()
+    x[dm.grid(1)] = part[dm.threadIdx.x + 1]
+
+
+@dm.kernel
+def divides(x):
+    x[dm.grid(1)] = 1 // (dm.grid(1) - 11)
+
+
 @pytest.fixture
 def compiled():
     """For tests whose kernels are to be compiled."""
@@ -186,6 +214,17 @@ def test_what_cannot_be_compiled_runs_in_the_simulator(compiled, refused, name, 
     assert [each.tobytes() for each in exact] == [each.tobytes() for each in fast]
     (told,) = refused()
     assert f"{kernel.__name__} runs in the simulator: {why}" in told
+
+
+@pytest.mark.parametrize("kernel", [parts, leaves, reads_beyond, divides])
+def test_mistakes_are_reported_as_by_the_simulator(compiled, refused, kernel):
+    told = []
+    for mode in ("exact", "fast"):
+        with dm.simulator(mode=mode), pytest.raises(dm.errors.SimulatorError) as found:
+            dm.kernel(kernel.function, debug=True)[2, 8](dm.to_device(np.zeros(16)))
+        told.append((found.value.kind, found.value.lineno, found.value.block, found.value.thread, str(found.value)))
+    assert told[0] == told[1]
+    assert refused() == []
 
 
 def test_arrays_of_another_layout_and_read_only_ones_are_compiled_anew(compiled, refused):

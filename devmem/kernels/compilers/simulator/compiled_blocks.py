@@ -1,8 +1,8 @@
 """``DEVMEM_SIM=fast``: the blocks of a kernel, compiled for the host by ``numba.njit``.
 
-`simulator_fast` compiles kernels whose threads do not wait for each other. The threads of a launch take turns in running ranges
-of blocks, without the interpreter's lock. What cannot be compiled, or is not known to give the simulator's results, runs in the
-simulator; the log and the report say why.
+`simulator_fast` compiles kernels. The threads of a launch take turns in running ranges of blocks, without the interpreter's lock
+where a kernel has no barriers and no atomic operations. What cannot be compiled, or is not known to give the simulator's results,
+runs in the simulator; the log and the report say why.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from .reports import report
 if TYPE_CHECKING:
     from ..simulator_fast.compiler import HostKernel
 
+#: The kinds of reports, by the names of exceptions.
+_KINDS = {"IndexError": "out of bounds", "Divergence": "divergence"}
 #: The most characters of a reason.
 _LONGEST = 300
 
@@ -132,7 +134,7 @@ def _plain(value: Any) -> Any:
 def _report(error: Exception, code: CodeType, at: Any, launch: LaunchParameters) -> SimulatorError:
     block, thread = (_place(*each) for each in zip(map(int, at), (launch.grid_dim, launch.block_dim), strict=True))
     item: Any = SimpleNamespace(block=block, thread=thread)
-    kind = "out of bounds" if isinstance(error, IndexError) else "exception"
+    kind = _KINDS.get(type(error).__name__, "exception")
     told = f"{type(error).__name__}: {error}; with DEVMEM_SIM=exact the report says the line"
     found = report(kind, told, item, code, code.co_firstlineno)
     if kind == "exception":

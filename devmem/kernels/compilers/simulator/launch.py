@@ -195,7 +195,7 @@ class SimulatedLaunch(LaunchParameters):
         try:
             group.run(self._block(number), None)
         except SimulatorError as found:
-            if found.thread == error.thread:
+            if found.thread == error.thread or found.kind == error.kind == "divergence":
                 return found
         finally:
             group.close()

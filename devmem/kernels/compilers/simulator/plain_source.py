@@ -4,8 +4,9 @@ The position of the thread becomes the first parameter, ``_at``: a tuple of 13 i
 ``_at[0]``, and so on; a device function gets the same parameter, and its calls pass it on. An array from ``local.array`` becomes
 an array of NumPy's, and ``const.array_like(a)`` is ``a``. What the compiler of the host computes otherwise than a device becomes
 a call of one of `Operations`: ``a[i] = x`` converts ``x``, ``x << n`` takes any ``n``. An atomic operation whose result is not
-used becomes a plain one; the caller keeps other threads away. What needs the other threads of the block has no such form, nor
-has what orders memory: `Refused` says which name it was.
+used becomes a plain one; the caller keeps other threads away. A kernel with barriers becomes a generator, which yields the number
+of each barrier that it comes to; its arrays in shared memory become parameters behind the position. What else needs the other
+threads of the block has no such form, nor has what orders memory: `Refused` says which name it was.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import math
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ import numpy as np
 from ... import names
 from ...functions import DeviceFunction
 from .device_code import number_type, python_function
+from .raw_arrays import dtype_of, shape_of
 
 AT = "_at"
 #: What the tuple has, in order: three indices of each of these, and the number of threads of a wave.
@@ -70,6 +73,10 @@ class PlainFunctions:
         What ``finish`` made.
     updates : bool
         Whether one of them has atomic operations.
+    barriers : int
+        How many the kernel has; with one it is a generator.
+    shared : list of (shape, dtype)
+        Its arrays in shared memory.
     """
 
     def __init__(self, finish: Callable[[FunctionType], Any], operations: Operations) -> None:
@@ -78,6 +85,8 @@ class PlainFunctions:
         self.operations = operations
         self.made: list[Any] = []
         self.updates = False
+        self.barriers = 0
+        self.shared: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
 
     def of(self, function: Any) -> Any:
         """The finished function, whose first parameter is the position; each function is made once.
@@ -104,9 +113,9 @@ class PlainFunctions:
             for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True)
             if _is_set(cell)
         }
-        rewriter = _Rewriter(self, {**function.__globals__, **cells}, _bound(code))
-        rewriter.give_position(tree)
+        rewriter = _Rewriter(self, {**function.__globals__, **cells}, _bound(code), is_kernel=len(self._made) == 1)
         tree.body = rewriter.statements(tree.body)
+        rewriter.give_parameters(tree)
         made = _made(tree, code, rewriter.values)
         made.__defaults__, made.__qualname__ = function.__defaults__, function.__qualname__
         return made
@@ -174,15 +183,19 @@ def _bound(code: CodeType) -> set[str]:
 
 
 class _Rewriter(ast.NodeTransformer):
-    def __init__(self, functions: PlainFunctions, values: dict[str, Any], bound: set[str]) -> None:
+    def __init__(self, functions: PlainFunctions, values: dict[str, Any], bound: set[str], is_kernel: bool) -> None:
         self.values = values  #: the globals of the new function
         self._functions = functions
         self._operations = functions.operations
         self._bound = bound
         self._kept = 0  # values that are kept in a variable
+        self._is_kernel = is_kernel  # and no function inside it
 
-    def give_position(self, tree: ast.FunctionDef) -> None:
-        (tree.args.posonlyargs or tree.args.args).insert(0, ast.arg(AT))
+    def give_parameters(self, tree: ast.FunctionDef) -> None:
+        shared = [_shared(place) for place in range(len(self._functions.shared))] if self._is_kernel else []
+        if shared and not self._functions.barriers:
+            raise Refused("it uses shared memory without a barrier")
+        (tree.args.posonlyargs or tree.args.args)[:0] = [ast.arg(name) for name in (AT, *shared)]
 
     def statements(self, body: list[ast.stmt]) -> list[ast.stmt]:
         found: list[ast.stmt] = []
@@ -299,8 +312,23 @@ class _Rewriter(ast.NodeTransformer):
             return ast.BinOp(left, operator, right)
         return self._call(other, left, right)
 
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        before, self._is_kernel = self._is_kernel, False
+        found = self.generic_visit(node)
+        self._is_kernel = before
+        return found
+
+    def visit_Return(self, node: ast.Return) -> Any:
+        is_none = node.value is None or (isinstance(node.value, ast.Constant) and node.value.value is None)
+        if self._is_kernel and not is_none:
+            raise Refused("it returns a value")
+        return self.generic_visit(node)
+
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         call = node.value
+        if isinstance(call, ast.Call) and self._is_kernel and self._waits(call):
+            self._functions.barriers += 1
+            return ast.Expr(ast.Yield(ast.Constant(self._functions.barriers)))
         if isinstance(call, ast.Call) and (made := self._update(call)) is not None:
             self._functions.updates = True
             return ast.Expr(self._call(made, *map(self.visit, call.args), named=call.keywords))
@@ -324,6 +352,8 @@ class _Rewriter(ast.NodeTransformer):
         if isinstance(value, names.BuiltinFunction):
             return _expression(self._position(value, node))
         owner = self._value(node.func.value) if isinstance(node.func, ast.Attribute) else None
+        if owner is names.shared and self._is_kernel:
+            return self._shared_array(node)
         if owner is names.const and node.args:
             return self.visit(node.args[0])  # type: ignore[no-any-return]
         if owner is names.local:
@@ -334,6 +364,24 @@ class _Rewriter(ast.NodeTransformer):
         if other is not None:
             return self._call(other, *map(self.visit, node.args), named=node.keywords)
         return self.generic_visit(node)
+
+    def _waits(self, node: ast.Call) -> bool:
+        called = self._value(node.func)
+        return called is names.barrier or called is names.syncthreads
+
+    def _shared_array(self, node: ast.Call) -> ast.expr:
+        """A parameter for an array in shared memory; each call has its own."""
+        given = [*node.args, *(each.value for each in node.keywords if each.arg in ("shape", "dtype"))]
+        named = [each.arg for each in node.keywords]
+        used = {each.id for part in given for each in ast.walk(part) if isinstance(each, ast.Name)}
+        if used & self._bound or len(given) != 2 or named not in ([], ["dtype"], ["shape", "dtype"]):
+            raise Refused(f"it uses {ast.unparse(node)}")
+        values = [eval(compile(ast.Expression(part), "<shape>", "eval"), self.values) for part in given]
+        shape, dtype = shape_of(values[0]), dtype_of(values[1])
+        if not math.prod(shape):
+            raise Refused("it uses dynamic shared memory")
+        self._functions.shared.append((shape, dtype))
+        return ast.Name(_shared(len(self._functions.shared) - 1), ast.Load())
 
     def _update(self, node: ast.Call) -> Any:
         """What an atomic operation becomes whose result is not used; None for any other call."""
@@ -396,6 +444,10 @@ class _Rewriter(ast.NodeTransformer):
                 parts = [part(each) for each in range(axis)]
                 return parts[0] if axis == 1 else f"({', '.join(parts)})"
         raise Refused(f"it uses {ast.unparse(node)}")
+
+
+def _shared(place: int) -> str:
+    return f"_shared_{place}"
 
 
 def _index(part: str, axis: int) -> str:

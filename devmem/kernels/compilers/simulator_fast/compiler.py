@@ -4,10 +4,14 @@ A kernel whose threads do not wait for each other is a loop over threads. It is 
 (``error_model="numpy"``: a division by zero gives inf, nan or 0), without contraction and with checked indices. It releases the
 interpreter's lock; but a kernel with atomic operations keeps it, so that no other kernel, compiled or not, runs between the read
 and the write of one.
+
+A kernel with barriers is compiled as a generator. Each thread of a block runs up to the next barrier, one after the other, as in
+the simulator, and all of them have to come to the same one.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -18,6 +22,7 @@ import numpy as np
 from numba.core import config
 
 from ..simulator.plain_source import PlainFunctions, Refused
+from ..simulator.raw_arrays import poisoned
 from .operations import MARK, OPERATIONS
 from .typed_code import check
 
@@ -37,6 +42,14 @@ def blocks(first, last, grid, block, wave, at, {arguments}):
 _HEADINGS = re.compile(r"(Failed in|No implementation of|The keyword argument|\x1b|[-^\s]*$)")
 
 
+#: More bytes of shared memory than every GPU has for a block: the simulator says so.
+_SHARED_BYTES = 48 << 10
+
+
+class Divergence(Exception):
+    """Threads of a block that do not come to the same barrier."""
+
+
 class HostKernel:
     """A kernel compiled for the host; `run` is compiled for arguments of each type that it is called with."""
 
@@ -48,13 +61,16 @@ class HostKernel:
         self._functions = PlainFunctions(compiler, OPERATIONS)
         self._kernel = self._functions.of(function)
         #: Whether blocks run one at a time, in order.
-        self.in_order = self._functions.updates
+        self.in_order = self._functions.updates or self._functions.barriers > 0
         if self.in_order and not getattr(sys, "_is_gil_enabled", lambda: True)():
-            raise Refused("it uses atomic operations, and this Python has no lock that keeps other kernels away")
+            raise Refused("it has atomic operations or barriers, and this Python no lock that keeps other kernels away")
+        if sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._functions.shared) > _SHARED_BYTES:
+            raise Refused(f"it uses more than {_SHARED_BYTES} bytes of shared memory")
         count = function.__code__.co_argcount
         values: dict[str, Any] = {"kernel": self._kernel}
         exec(_LOOP.format(arguments="".join(f"a{place}, " for place in range(count))), values)
-        self.run: Callable[..., None] = numba.njit(nogil=not self.in_order)(values["blocks"])
+        loop = numba.njit(nogil=not self.in_order)(values["blocks"])
+        self.run: Callable[..., None] = self._take_turns if self._functions.barriers else loop
 
     def compile(self, arguments: tuple[Any, ...]) -> None:
         """Compile it for arguments of these types.
@@ -65,14 +81,36 @@ class HostKernel:
             Numba does not compile it, or the result is not known to be the simulator's.
         """
         try:
-            self.run(0, 0, (1, 1, 1), (1, 1, 1), 1, np.zeros(2, np.int64), *arguments)  # no block
+            if self._functions.barriers:
+                self._kernel.compile(tuple(map(numba.typeof, ((0,) * 13, *self._shared(), *arguments))))
+            else:
+                self.run(0, 0, (1, 1, 1), (1, 1, 1), 1, np.zeros(2, np.int64), *arguments)  # no block
         except Exception as error:  # numba's have no common base class
             raise Refused(_told(error)) from None
         for function in self._functions.made:
             for each in function.overloads.values():
                 check(each.type_annotation, self._functions.made)
-        if any(each.signature.return_type != numba.types.none for each in self._kernel.overloads.values()):
-            raise Refused("it returns a value")
+
+    def _shared(self) -> list[Any]:
+        return [poisoned(shape, dtype) for shape, dtype in self._functions.shared]
+
+    def _take_turns(self, first: int, last: int, grid: Any, block: Any, wave: int, at: Any, *arguments: Any) -> None:
+        """Run blocks whose threads wait for each other."""
+        width, height, depth = block
+        threads = [(i, j, k) for k in range(depth) for j in range(height) for i in range(width)]
+        for number in range(first, last):
+            at[0] = number
+            place = number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
+            shared = self._shared()
+            running = [self._kernel((*each, *place, *block, *grid, wave), *shared, *arguments) for each in threads]
+            barrier: object = 0
+            while barrier is not None:
+                for index, thread in enumerate(running):
+                    at[1] = index
+                    reached = next(thread, None)
+                    if index and reached != barrier:
+                        raise Divergence("the threads of the block do not come to the same barrier")
+                    barrier = reached
 
 
 def _told(error: Exception) -> str:

@@ -113,7 +113,7 @@ class _Check:
             self._unified(self._of(value), kind)
         elif isinstance(value, ir.Expr):
             self._expression(value, kind)
-        elif not isinstance(value, ir.Arg | ir.Const | ir.Global | ir.FreeVar):
+        elif not isinstance(value, ir.Yield | ir.Arg | ir.Const | ir.Global | ir.FreeVar):
             raise Refused(f"it uses {value}")
 
     def _unified(self, given: Any, kind: Any) -> None:
