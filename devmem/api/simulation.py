@@ -36,10 +36,10 @@ def simulator(
         What a negative index does: it counts from the end, as in compiled code, or it is reported, because in a kernel it is
         often a mistake. An index before the beginning is reported in any case.
     mode : {"exact", "fast"}, default "exact"
-        How kernels run: thread by thread in Python, or, where they have no barriers, atomics or shuffles, compiled for the host
-        by ``numba.njit``. Integers, ``+ - * /`` and roots are the same then, other functions differ in the last places. The
-        report of an index out of bounds has block and thread, and no line. What cannot be compiled runs as by ``"exact"``, and
-        so does everything with ``race_check``, ``shuffle`` or ``negative="report"``; the log says why, at the level INFO.
+        How kernels run: thread by thread in Python, or, where they have no shuffles and the order of atomic operations does not
+        matter, compiled for the host by ``numba.njit``. Integers, ``+ - * /`` and roots are the same then, other functions differ
+        in the last places. What cannot be compiled runs as by ``"exact"``, and so does everything with
+        ``race_check``, ``shuffle`` or ``negative="report"``; the log says why, at the level INFO.
 
     Returns
     -------

@@ -19,7 +19,7 @@ from .output import example
     metavar="SEED",
     help="Run threads and blocks in an order drawn from SEED.",
 )
-@click.option("--fast", is_flag=True, help="Hand kernels without barriers and atomics to numba.njit.")
+@click.option("--fast", is_flag=True, help="Compile kernels for the host with numba, where that gives the same.")
 @click.option(
     "--report",
     type=click.Choice(["json"]),

@@ -17,7 +17,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--shuffle", type=int, metavar="SEED", help="run threads and blocks in an order drawn from SEED"
     )
-    parser.add_argument("--fast", action="store_true", help="hand kernels without barriers and atomics to numba.njit")
+    parser.add_argument("--fast", action="store_true", help="compile kernels for the host, where that gives the same")
     parser.add_argument("--report", choices=["json"], help="write what ran, and what was found, at the end")
     parser.add_argument("-o", "--output", metavar="FILE", help="the file for the report; else the standard output")
     # What begins with an option of Python's is a program, too.

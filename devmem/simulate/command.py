@@ -82,14 +82,17 @@ def summary(launches: Sequence[dict[str, Any]]) -> dict[str, Any]:
     findings: dict[str, dict[str, Any]] = {}
     for each in launches:
         place = {name: each[name] for name in ("kernel", "file", "line")}
-        kernel = kernels.setdefault(
-            tuple(place.values()), {**place, "launches": 0, "compiled": 0, "threads": 0, "seconds": 0.0}
-        )
+        counts = {"launches": 0, "compiled": 0, "not_compiled": {}, "threads": 0, "seconds": 0.0, "compiling": 0.0}
+        kernel = kernels.setdefault(tuple(place.values()), {**place, **counts})
         if "grid" in each:  # else it was refused before a launch
             kernel["launches"] += 1
             kernel["compiled"] += each["compiled"]
             kernel["threads"] += _product(each["grid"]) * _product(each["block"])
-            kernel["seconds"] = round(kernel["seconds"] + each["seconds"], 6)
+            for name in ("seconds", "compiling"):
+                kernel[name] = round(kernel[name] + each[name], 6)
+            if each["why_not"]:
+                reasons = kernel["not_compiled"]
+                reasons[each["why_not"]] = reasons.get(each["why_not"], 0) + 1
         if each["error"]:
             same = json.dumps([place, each["error"]])
             found = findings.setdefault(same, {"kernel": each["kernel"], **each["error"], "times": 0})

@@ -188,7 +188,7 @@ class Settings:
     sim: Simulators = _setting(
         Simulators.EXACT,
         *_choice(Simulators),
-        "simulator: run kernels thread by thread, or hand those without barriers and atomics to numba.njit",
+        "simulator: run kernels thread by thread, or compile them for the host with numba, where that gives the same",
     )
     sim_race_check: bool = _setting(
         False, parse_flag, "0 | 1", "simulator: report data races of a block's threads on shared memory"

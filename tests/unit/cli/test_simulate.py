@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -496,6 +497,37 @@ def test_the_report_has_each_kernel_and_each_finding_once(run, write, tmp_path):
     for name, text in (("fill", "beyond the end"), ("turn", "s[t] = t"), ("part", "not reached by all")):
         [line] = [each["line"] for each in report["findings"] if each["kernel"] == name]
         assert text in lines[line - 1], name
+
+
+def test_the_report_says_which_launches_were_compiled_and_why_others_were_not(run, write, tmp_path):
+    program = """
+        import numpy as np
+        from numba import cuda
+
+        @cuda.jit
+        def fill(x):
+            x[cuda.grid(1)] = 1
+
+        @cuda.jit
+        def swap(x):
+            cuda.atomic.exch(x, 0, 1)
+
+        x = cuda.to_device(np.zeros(4))
+        for kernel in (fill, fill, swap):
+            kernel[1, 4](x)
+    """
+    write("program.py", program)
+    done = run(*MODULE, "--fast", "-o", "report.json", "program.py")
+    assert done.returncode == 0, done.stderr
+    fill, swap = json.loads((tmp_path / "report.json").read_text())["kernels"]
+    if importlib.util.find_spec("numba"):
+        assert (fill["compiled"], fill["not_compiled"], fill["compiling"] > 0) == (2, {}, True)
+        told = "it uses cuda.atomic.exch, which depends on the order of threads"
+        assert (swap["compiled"], swap["not_compiled"]) == (0, {told: 1})
+    else:
+        why = "numba is not installed: pip install numba"
+        assert (fill["compiled"], fill["not_compiled"], fill["compiling"] > 0) == (0, {why: 2}, True)
+        assert (swap["compiled"], swap["not_compiled"]) == (0, {why: 1})
 
 
 def test_the_report_is_the_end_of_the_standard_output(run, write):

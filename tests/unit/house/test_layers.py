@@ -99,6 +99,7 @@ RULES: Mapping[str, Rule] = {
     "devmem.kernels.compilers.numba_cuda": rule("spi toolkit _core kernels", "numpy numba"),
     "devmem.kernels.compilers.numba_cuda_mlir": rule("spi toolkit _core kernels", "numpy numba_cuda_mlir"),
     "devmem.kernels.compilers.numba_hip": rule("spi toolkit _core kernels", "numpy numba"),
+    "devmem.kernels.compilers.simulator_fast": rule("kernels", "numpy numba"),
     "devmem.kernels.compilers.simulator": rule("spi toolkit _native _core kernels", "numpy greenlet", lazily="numba"),
     "devmem.api": rule("_core _native kernels plugins spi toolkit", "numpy"),
     "devmem.backends": rule(),

@@ -7,9 +7,10 @@ import math
 
 import numpy as np
 import pytest
+from fast_kernels import COMPILED, LEFT
 
 import devmem as dm
-from devmem.kernels.compilers.simulator.plain_source import PlainFunctions, Refused
+from devmem.kernels.compilers.simulator.plain_source import Operations, PlainFunctions, Refused
 
 pytest.importorskip("greenlet", reason="the simulator needs greenlet")
 TWO = np.float32(2)
@@ -68,6 +69,34 @@ def transcendental(x, out):
         out[21, i], out[22, i], out[23, i] = math.pow(abs(v), near), math.atan2(v, near), math.exp2(near)
 
 
+@dm.kernel
+def parts(x):
+    if dm.threadIdx.x:
+        dm.barrier()
+    x[dm.grid(1)] = 1
+
+
+@dm.kernel
+def leaves(x):
+    for _ in range(3):
+        if dm.grid(1) == 13:
+            return
+        dm.syncthreads()
+
+
+@dm.kernel
+def reads_beyond(x):
+    part = dm.shared.array(8, np.int32)
+    part[dm.threadIdx.x] = 1
+    dm.syncthreads()
+    x[dm.grid(1)] = part[dm.threadIdx.x + 1]
+
+
+@dm.kernel
+def divides(x):
+    x[dm.grid(1)] = 1 // (dm.grid(1) - 11)
+
+
 @pytest.fixture
 def compiled():
     """For tests whose kernels are to be compiled."""
@@ -78,11 +107,18 @@ def both(kernel, grid, block, *arguments):
     """The arrays after a launch in the simulator, and after one that is compiled."""
     found = []
     for mode in ("exact", "fast"):
-        held = [dm.to_device(each) if isinstance(each, np.ndarray) else each for each in arguments]
+        held = [_uploaded(each) for each in arguments]
         with dm.simulator(mode=mode):
             kernel[grid, block](*held)
-        found.append([each.copy_to_host() for each in held if hasattr(each, "copy_to_host")])
+        flat = [each for one in held for each in (one if isinstance(one, tuple) else (one,))]
+        found.append([each.copy_to_host() for each in flat if hasattr(each, "copy_to_host")])
     return found
+
+
+def _uploaded(value):
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_uploaded, value))
+    return dm.to_device(value) if isinstance(value, np.ndarray) else value
 
 
 @pytest.fixture
@@ -158,40 +194,61 @@ def test_an_index_out_of_bounds_has_block_and_thread(compiled):
     with dm.simulator(mode="fast"), pytest.raises(dm.errors.SimulatorError) as told:
         beyond[3, 8](a)
     assert (told.value.kind, told.value.block, told.value.thread) == ("out of bounds", (2, 0, 0), (7, 0, 0))
-    assert "DEVMEM_SIM=exact" in str(told.value)
+    assert "index 24 on axis 0 of <array 'a' of shape (24,), dtype float64>" in str(told.value)
+    assert "a[dm.grid(1) + 1] = 1" in str(told.value)
 
 
-@dm.kernel
-def waits(a):
-    dm.barrier()
-    a[dm.grid(1)] += 1
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_it_leaves_what_the_simulator_leaves(compiled, refused, name):
+    kernel, arguments, grid, _ = COMPILED[name]
+    exact, fast = both(kernel.__class__(kernel.function), *grid, *arguments)
+    assert [each.tobytes() for each in exact] == [each.tobytes() for each in fast]
+    assert any(any(each.tobytes()) for each in exact)
+    assert refused() == []
 
 
-@dm.kernel
-def counts(a):
-    dm.atomic.add(a, 0, 1)
-
-
-@dm.kernel("int32(int32)", device=True)
-def truncated(x):
-    return x
-
-
-@dm.kernel
-def declares(a):
-    a[dm.grid(1)] = truncated(1.5) * 4
-
-
-@pytest.mark.parametrize(
-    ("kernel", "name"),
-    [(waits, "dm.barrier()"), (counts, "dm.atomic"), (declares, "truncated, which has declared types")],
-)
-def test_what_cannot_be_compiled_runs_in_the_simulator(compiled, refused, kernel, name):
-    exact, fast = both(kernel.__class__(kernel.function), 2, 4, np.zeros(8, np.int32))
-    assert np.array_equal(exact[0], fast[0])
-    assert exact[0].any()
+@pytest.mark.parametrize("name", LEFT)
+def test_what_cannot_be_compiled_runs_in_the_simulator(compiled, refused, name, capfd):
+    kernel, arguments, grid, why = LEFT[name]
+    exact, fast = both(kernel.__class__(kernel.function), *grid, *arguments)
+    assert [each.tobytes() for each in exact] == [each.tobytes() for each in fast]
     (told,) = refused()
-    assert f"{kernel.__name__} runs in the simulator: it uses {name}" in told
+    assert f"{kernel.__name__} runs in the simulator: {why}" in told
+
+
+@pytest.mark.parametrize("kernel", [parts, leaves, reads_beyond, divides])
+def test_mistakes_are_reported_as_by_the_simulator(compiled, refused, kernel):
+    told = []
+    for mode in ("exact", "fast"):
+        with dm.simulator(mode=mode), pytest.raises(dm.errors.SimulatorError) as found:
+            dm.kernel(kernel.function, debug=True)[2, 8](dm.to_device(np.zeros(16)))
+        told.append((found.value.kind, found.value.lineno, found.value.block, found.value.thread, str(found.value)))
+    assert told[0] == told[1]
+    assert refused() == []
+
+
+def test_arrays_of_another_layout_and_read_only_ones_are_compiled_anew(compiled, refused):
+    kernel = dm.kernel(COMPILED["column"].kernel.function)
+    a, out = np.arange(8.0), np.zeros(8)
+    for given in (dm.to_device(a), dm.to_device(np.repeat(a, 2))[::2], dm.In(a)):
+        held = dm.to_device(out)
+        with dm.simulator(mode="fast"):
+            kernel[1, 8](given, given, held)
+        assert held.copy_to_host().tolist() == (2 * a).tolist()
+    with (
+        dm.simulator(mode="fast"),
+        pytest.raises(dm.errors.SimulatorError, match="is written, but kernels may only read"),
+    ):
+        kernel[1, 8](dm.to_device(a), dm.to_device(a), dm.In(out))
+    assert len(refused()) == 1
+
+
+def test_without_checked_indices_nothing_is_compiled(compiled, refused, monkeypatch):
+    import numba
+
+    monkeypatch.setattr(numba.core.config, "BOUNDSCHECK", 0)
+    both(dm.kernel(COMPILED["column"].kernel.function), 1, 8, *(np.ones(8) for _ in range(3)))
+    assert "NUMBA_BOUNDSCHECK=0 is set" in refused()[0]
 
 
 def test_a_check_that_the_user_asked_for_is_made(compiled):
@@ -218,7 +275,7 @@ def test_a_function_without_its_source_is_refused():
     made: dict = {}
     exec("def f(a): pass", made)
     with pytest.raises(Refused, match="the source of f cannot be read"):
-        PlainFunctions(lambda function: function).of(made["f"])
+        PlainFunctions(lambda function: function, Operations(len, len, {}, {}, {})).of(made["f"])
 
 
 def test_an_unknown_mode_is_refused():

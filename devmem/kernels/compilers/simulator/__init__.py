@@ -6,8 +6,8 @@ distributes the blocks of a grid over a few host threads; ``block_runner`` runs 
 ``device_code`` gives functions the globals that they have on a device, ``declared_types`` converts to the types of signatures. If
 the user asks for it, ``shared_memory`` detects races there and ``lost_updates`` in device memory. ``reports`` formats the errors.
 
-Where the user allows it, ``compiled_blocks`` runs kernels whose threads do not wait for each other, compiled by numba;
-``plain_source`` writes them without devmem's names.
+Where the user allows it, ``compiled_blocks`` runs kernels that `simulator_fast` compiles by numba; ``plain_source`` writes them
+without devmem's names.
 """
 
 from __future__ import annotations

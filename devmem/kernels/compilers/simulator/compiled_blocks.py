@@ -1,17 +1,18 @@
 """``DEVMEM_SIM=fast``: the blocks of a kernel, compiled for the host by ``numba.njit``.
 
-A kernel whose threads do not wait for each other is a loop over threads. It is compiled with the arithmetic of devices
-(``error_model="numpy"``: a division by zero gives inf, nan or 0), without contraction and with checked indices. The threads of a
-launch take turns in running ranges of blocks, without the interpreter's lock. What cannot be compiled runs in the simulator.
+`simulator_fast` compiles kernels. The threads of a launch take turns in running ranges of blocks, without the interpreter's lock
+where a kernel has no barriers and no atomic operations. What cannot be compiled, or is not known to give the simulator's results,
+runs in the simulator; the log and the report say why.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from types import CodeType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,66 +26,87 @@ from .device_code import jit_is_disabled
 from .kernel_arrays import KernelArray, plain_array
 from .launch_parameters import LaunchParameters
 from .numbers import numpy_number
-from .plain_source import PlainFunctions, Refused
+from .plain_source import Refused
 from .reports import report
 
-_LOOP = """
-def blocks(first, last, grid, block, wave, at, {arguments}):
-    for number in range(first, last):
-        x, y, z = number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
-        at[0] = number
-        for k in range(block[2]):
-            for j in range(block[1]):
-                for i in range(block[0]):
-                    at[1] = (k * block[1] + j) * block[0] + i
-                    kernel((i, j, k, x, y, z, block[0], block[1], block[2], grid[0], grid[1], grid[2], wave), {arguments})
-"""
+if TYPE_CHECKING:
+    from ..simulator_fast.compiler import HostKernel
+
+#: The kinds of reports, by the names of exceptions.
+_KINDS = {"IndexError": "out of bounds", "Divergence": "divergence"}
+#: The most characters of a reason.
+_LONGEST = 300
 
 
 class CompiledBlocks:
-    """A kernel, for arguments of the same types; compiled at its first launch.
+    """A kernel, compiled for arguments of each type at its first launch with them.
 
     Attributes
     ----------
-    why_not : str or None
-        Why it runs in the simulator; None if it is compiled, or was not launched yet.
+    seconds : float
+        The time that the compilations took.
     """
 
     def __init__(self, function: Any, debug: bool) -> None:
-        self._function = function
-        self._errors = "python" if debug else "numpy"  # numba's names of whether a division by zero raises
-        self._loop: Callable[..., None] | None = None
+        self._function, self._debug = function, debug
+        self._kernel: HostKernel | None = None
+        self._reasons: dict[
+            object, str | None
+        ] = {}  #: by types of arguments: why it runs in the simulator; None: compiled
         self._lock = lock("compiled blocks", Rank.COMPILE)
-        self.why_not: str | None = None
+        self.seconds = 0.0
 
-    def ready(self, simulation: Simulation, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
-        """The arguments as the compiled kernel takes them; None: run it in the simulator, and the log says why."""
-        if simulation.watches or simulation.negative is NegativeIndices.REPORT:
-            return None  # the user asked for reports that only the simulator makes
+    @property
+    def in_order(self) -> bool:
+        """Whether its blocks have to run one after the other."""
+        return self._kernel is not None and self._kernel.in_order
+
+    def ready(self, simulation: Simulation, arguments: Sequence[Any]) -> tuple[tuple[Any, ...] | None, str | None]:
+        """The arguments as the compiled kernel takes them; None, and why it runs in the simulator."""
+        if simulation.watches:
+            return None, "the simulator watches its accesses"
+        if simulation.negative is NegativeIndices.REPORT:
+            return None, "the simulator reports negative indices"
         given = tuple(map(_plain, arguments))
+        kind = tuple(map(_kind, given))
         with self._lock:
-            if self._loop is None and self.why_not is None:
-                try:
-                    self._loop = _compiled(self._function, given, self._errors)
-                except Exception as error:
-                    told = str(error).strip() or type(error).__name__
-                    self.why_not = told if isinstance(error, Refused) else f"numba does not compile it: {told}"
-                    logging.getLogger("devmem").info(
-                        "DEVMEM_SIM=fast: %s runs in the simulator: %s", self._function.__qualname__, self.why_not
-                    )
-        return given if self._loop is not None else None
+            if kind not in self._reasons:
+                start = time.perf_counter()
+                self._reasons[kind] = self._why_not(given)
+                self.seconds += time.perf_counter() - start
+        why = self._reasons[kind]
+        return (given, None) if why is None else (None, why)
+
+    def _why_not(self, given: tuple[Any, ...]) -> str | None:
+        """Compile it for these arguments; the reason why not."""
+        try:
+            why = why_no_compiler()
+            if why is not None:
+                raise Refused(why)
+            from ..simulator_fast.compiler import HostKernel  # imports numba, an extra
+
+            if self._kernel is None:
+                self._kernel = HostKernel(self._function, self._debug)
+            self._kernel.compile(given)
+        except Exception as error:  # also where a new numba is not as it was: the simulator runs every kernel
+            told = (str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}")[:_LONGEST]
+            name = self._function.__qualname__
+            logging.getLogger("devmem").info("DEVMEM_SIM=fast: %s runs in the simulator: %s", name, told)
+            return told
+        return None
 
     def run(
-        self, blocks: range, launch: LaunchParameters, arguments: tuple[Any, ...], failures: dict[int, BaseException]
-    ) -> None:
-        """Run some blocks of a launch; the report of the first that fails is added to ``failures``."""
-        assert self._loop is not None
+        self, blocks: range, launch: LaunchParameters, arguments: tuple[Any, ...]
+    ) -> tuple[int, SimulatorError] | None:
+        """Run some blocks of a launch; the number of the first that fails, and its report."""
+        assert self._kernel is not None
         at = np.zeros(2, np.int64)
         grid, block = tuple(launch.grid_dim), tuple(launch.block_dim)
         try:
-            self._loop(blocks.start, blocks.stop, grid, block, launch.simulation.wave_size, at, *arguments)
+            self._kernel.run(blocks.start, blocks.stop, grid, block, launch.simulation.wave_size, at, *arguments)
         except Exception as error:
-            failures[int(at[0])] = _report(error, self._function.__code__, at, launch)
+            return int(at[0]), _report(error, self._function.__code__, at, launch)
+        return None
 
 
 def why_no_compiler() -> str | None:
@@ -95,22 +117,11 @@ def why_no_compiler() -> str | None:
     return "NUMBA_DISABLE_JIT is set" if jit_is_disabled() else None
 
 
-def _compiled(function: Any, arguments: tuple[Any, ...], errors: str) -> Callable[..., None]:
-    why = why_no_compiler()
-    if why is not None:
-        raise Refused(why)
-    import numba
-
-    compiler = numba.njit(error_model=errors, boundscheck=True, nogil=True)
-    kernel = PlainFunctions(compiler).of(function)
-    names = "".join(f"a{place}, " for place in range(len(arguments)))
-    found: dict[str, Any] = {"kernel": kernel}
-    exec(_LOOP.format(arguments=names), found)
-    loop: Callable[..., None] = compiler(found["blocks"])
-    loop(0, 0, (1, 1, 1), (1, 1, 1), 1, np.zeros(2, np.int64), *arguments)  # no block: compiles it
-    if any(each.signature.return_type != numba.types.none for each in kernel.overloads.values()):
-        raise Refused("it returns a value")
-    return loop
+def _kind(value: Any) -> object:
+    """What numba tells apart in an argument of a known type: the layout of an array, and whether it is read-only."""
+    if isinstance(value, np.ndarray):
+        return value.flags.num
+    return tuple(map(_kind, value)) if isinstance(value, tuple) else type(value)
 
 
 def _plain(value: Any) -> Any:
@@ -123,7 +134,7 @@ def _plain(value: Any) -> Any:
 def _report(error: Exception, code: CodeType, at: Any, launch: LaunchParameters) -> SimulatorError:
     block, thread = (_place(*each) for each in zip(map(int, at), (launch.grid_dim, launch.block_dim), strict=True))
     item: Any = SimpleNamespace(block=block, thread=thread)
-    kind = "out of bounds" if isinstance(error, IndexError) else "exception"
+    kind = _KINDS.get(type(error).__name__, "exception")
     told = f"{type(error).__name__}: {error}; with DEVMEM_SIM=exact the report says the line"
     found = report(kind, told, item, code, code.co_firstlineno)
     if kind == "exception":

@@ -67,6 +67,8 @@ class SimulatedLaunch(LaunchParameters):
         self._cooperative = cooperative
         self._compiled = compiled  #: to run in the simulator's place, where it can
         self._given: tuple[object, ...] | None = None  #: its arguments, once it can
+        self._why_not: str | None = None  #: why it cannot
+        self._compiling = 0.0  #: seconds
         self._to_launch: Callable[..., object] | None = None  # switches from a block to the launch
         self._finished: threading.Event | None = (
             None  # made only for a waiter, as it costs more than the rest of this constructor
@@ -95,7 +97,8 @@ class SimulatedLaunch(LaunchParameters):
     def _record(self, start: float, error: BaseException | None) -> None:
         grid, block = tuple(self.grid_dim), tuple(self.block_dim)
         seconds, compiled = round(time.perf_counter() - start, 6), self._given is not None
-        record(self.function, error, grid=grid, block=block, seconds=seconds, compiled=compiled)
+        facts = {"grid": grid, "block": block, "seconds": seconds, "compiling": self._compiling, "compiled": compiled}
+        record(self.function, error, **facts, why_not=self._why_not)
 
     def interrupt(self) -> str:
         """Interrupt the launch from another thread, or prevent its start; return a report of where it was."""
@@ -114,11 +117,14 @@ class SimulatedLaunch(LaunchParameters):
 
     def _run(self) -> None:
         if self._compiled is not None:
-            self._given = self._compiled.ready(self.simulation, self.arguments)
+            before = self._compiled.seconds
+            self._given, self._why_not = self._compiled.ready(self.simulation, self.arguments)
+            self._compiling = round(self._compiled.seconds - before, 6)
         helpers = []
         # A reproducible order needs a single thread, as the switches between several are not reproducible.
         threads = min(THREADS, len(self._order))
-        if self._cooperative or self.simulation.shuffle is not None:
+        in_order = self._given is not None and self._compiled is not None and self._compiled.in_order
+        if self._cooperative or in_order or self.simulation.shuffle is not None:
             threads = 1
         for _ in range(threads - 1):
             helper = threading.Thread(target=self._help, name="devmem-simulator", daemon=True)
@@ -167,11 +173,33 @@ class SimulatedLaunch(LaunchParameters):
         try:
             while (first := self._take(count)) is not None:
                 blocks, start = range(first, min(first + count, len(self._order))), time.perf_counter()
-                self._interrupts.run_interruptible(self._compiled.run, blocks, self, given, self._failures)
+                self._interrupts.run_interruptible(self._compiled_range, blocks, given)
                 if time.perf_counter() - start < _TURN:
                     count *= 2
         except BaseException as error:
             self._failures[-1] = error
+
+    def _compiled_range(self, blocks: range, given: tuple[object, ...]) -> None:
+        assert self._compiled is not None
+        failed = self._compiled.run(blocks, self, given)
+        if failed is not None:
+            number, error = failed
+            self._failures[number] = self._with_line(number, error)
+
+    def _with_line(self, number: int, error: SimulatorError) -> BaseException:
+        """The simulator's report of the same thread, which has the line; that of the compiled code, if it makes none.
+
+        The block runs once more, in memory that it has changed already. A kernel that fails leaves nothing to rely on there.
+        """
+        group = BlockRunner(self)
+        try:
+            group.run(self._block(number), None)
+        except SimulatorError as found:
+            if found.thread == error.thread or found.kind == error.kind == "divergence":
+                return found
+        finally:
+            group.close()
+        return error
 
     def _blocks_together(self) -> None:
         running: dict[int, greenlet] = {}
