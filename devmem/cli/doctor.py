@@ -151,7 +151,7 @@ def _choice(report: Report) -> Check:
     name = "choice of backend"
     chosen = _chosen(report)
     usable = [status.name for status in report.backends if status.usable]
-    gpus = [other for other in usable if other != WITHOUT_GPU]
+    gpus = [each.name for each in report.backends if each.usable and not each.by_name_only and each.name != WITHOUT_GPU]
     if chosen and chosen in usable:
         return Check(name, Verdict.OK, f"{chosen}, asked for by DEVMEM_BACKEND")
     if chosen:

@@ -122,6 +122,7 @@ CEILINGS = {
     "backends/cuda": 9,
     "backends/roc": 12,
     "backends/host": 15,
+    "backends/opencl": 7,
     "api": 11,
 }
 

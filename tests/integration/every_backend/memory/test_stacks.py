@@ -236,7 +236,7 @@ BROKEN = {
     "newer": (
         MINE + "make = Mine()\nmake.spi_version = 99\n",
         "make",
-        "written for contract 99, this devmem has contract 1: upgrade devmem",
+        "written for contract 99, this devmem has contract 2: upgrade devmem",
     ),
 }
 
