@@ -118,7 +118,7 @@ class LoadedBackend:
         raise PluginError(f"unavailable() of {self} returned {reason!r}: it returns a reason, a str, or None")
 
     def device_count(self) -> int:
-        """How many devices it has."""
+        """Return the number of devices."""
         count: object = ask(self.backend.device_count, f"device_count() of {self}")
         if isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= MAX_DEVICES:
             return count

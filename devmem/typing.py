@@ -1,4 +1,4 @@
-"""What arguments of devmem's functions are, for annotations of your own: public names only."""
+"""Types of the arguments of devmem's functions, for annotations of your own: public names only."""
 
 from ._core.arrays.ndarray import ArrayLike, ArrayTree, DeviceArrayLike
 from ._core.base.argument_types import PathLike, ShapeLike, StridesLike

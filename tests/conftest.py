@@ -218,8 +218,18 @@ def pytest_runtest_call() -> Generator[None, Any, Any]:
 
 
 @pytest.fixture
-def at_point() -> Callable[..., Any]:
-    """``with at_point(number, watched):`` interrupts the block at one point; a third argument is called there instead."""
+def at_point(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """``with at_point(number, watched):`` interrupts the block at one point; a third argument is called there instead.
+
+    An interrupt that comes into a finalizer is dropped: who keeps Python's report of it keeps the arrays of its frames.
+    """
+    report = sys.unraisablehook
+
+    def tell(unraisable: Any) -> None:
+        if unraisable.exc_type is not KeyboardInterrupt:
+            report(unraisable)
+
+    monkeypatch.setattr(sys, "unraisablehook", tell)
     return lambda number, watched, action=interrupts.interrupt: interrupts.AtPoint(number, action, watched)
 
 

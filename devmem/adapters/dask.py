@@ -160,7 +160,7 @@ def from_host_frames(header: Header, frames: Sequence[Any]) -> dm.DeviceNDArray[
 
 
 class RefusedArray:
-    """What arrives in place of an array that DEVMEM_TRANSFER_GUARD keeps on its device: using it raises TransferGuardError."""
+    """A placeholder for an array that DEVMEM_TRANSFER_GUARD keeps on its device: using it raises TransferGuardError."""
 
     def __init__(self, message: str) -> None:
         self._message = message

@@ -52,7 +52,7 @@ def register() -> None:
 
 @dataclass
 class SentArrays:
-    """What a receiver is told of arrays, besides what Ray wants to know.
+    """The arrays of a message, as the receiver is told of them besides what Ray itself sends.
 
     Attributes
     ----------

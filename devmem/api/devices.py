@@ -59,7 +59,7 @@ def is_available(backend: str | None = None) -> bool:
 
 
 def device_count(backend: str | None = None) -> int:
-    """How many devices a backend has; without a name, the current one, whose devices ``devmem.device(0)`` and so on are.
+    """Count the devices of a backend; without a name, of the current one: ``devmem.device(0)`` and so on.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Where device memory comes from, how much there is, and giving it back."""
+"""Verbs that choose where device memory comes from, measure it, and give it back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from .._core.base.device_handle import CurrentDevice
 from .._core.copy.statistics import TransferStats
 from .._core.device.device import DeviceLike, check_not_left_behind, open_device_of, open_devices
-from .._core.device.open_device import close_left_open
+from .._core.device.open_device import finish_closing
 from .._core.lifetime.device_memory import MemoryScope
 from ..spi.errors import ConfigError, PluginError
 from ..spi.memory import MemoryResource
@@ -120,7 +120,7 @@ def trim(keep_bytes: int = 0, device: DeviceLike = None) -> None:
                     opened.trim(keep_bytes)
             except Exception as error:  # one that is lost, or whose plugin fails, must not keep the others' memory
                 first.put(error)
-        first.attempt(close_left_open)  # last: an array of an open device may be what kept memory of a closed one
+        first.attempt(finish_closing)  # last: an array of an open device may be what kept memory of a closed one
 
 
 def transfer_stats(reset: bool = False, device: DeviceLike = None) -> TransferStats:

@@ -1,4 +1,4 @@
-"""Where the memory is: a summary for people, and a snapshot of every block."""
+"""Reports of the memory: a summary for people, and a snapshot of every block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SNAPSHOT_FORMAT = memory_report.FORMAT
 
 
 def memory_summary(device: DeviceLike = None) -> MemorySummary:
-    """Where devmem's memory is: of each open device and memory stack what is live, pending, at its peak, cached, and by size.
+    """Report devmem's memory, of each open device and memory stack: live, pending, at its peak, cached, and by size.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the simulator of kernels looks out for."""
+"""Scopes of the kernel simulator's checks."""
 
 from __future__ import annotations
 

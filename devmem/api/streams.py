@@ -174,7 +174,7 @@ class defer_cleanup:
         if not deferral.depth:
             for opened in open_devices():
                 with CurrentDevice(opened.handle):
-                    opened.free_queue.safe_point()
+                    opened.free_queue.free_if_due()
 
     def __del__(self) -> None:
         with deferral.counting:

@@ -1,4 +1,4 @@
-"""What `devmem bench` measures: the ways of copying (`CASES`), and the arrays that they copy (`BenchArrays`)."""
+"""Cases of `devmem bench`: the ways of copying (`CASES`), and the arrays that they copy (`BenchArrays`)."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class Bench:
         return fitting
 
     def _lacking(self, nbytes: int) -> str:
-        """Which memory is too small for a size, in words; empty if none is."""
+        """Return the memory that is too small for a size, in words; empty if none is."""
         for need, free, where in (
             (BenchArrays.ON_DEVICE * nbytes, self.device.memory_info().free, "on the device"),
             (BenchArrays.ON_HOST * nbytes, free_on_host(), "on the host"),

@@ -17,7 +17,7 @@ LONG_DOUBLE_BYTES = 10 if np.finfo(np.longdouble).nmant == 63 else np.dtype(np.l
 
 
 def first_difference(expected: NDArray[Any], actual: NDArray[Any]) -> str | None:
-    """Where the arrays first differ, as a sentence; ``None`` if they are the same.
+    """Describe the first difference of two arrays in a sentence; ``None`` if they are the same.
 
     Shape, dtype with its byte order, and every byte of every element are compared, except padding between the fields of a
     record, which no copy guarantees to keep.

@@ -1,4 +1,4 @@
-"""What a check of ``devmem doctor`` results in."""
+"""Results of checks of ``devmem doctor``."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from .output import collected_warnings, example
 def completes(
     names: Callable[[], Iterable[str]], separator: str = ""
 ) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """What `click` asks for the values of a parameter: those of the names that begin as the text, or as its last part, does.
+    """Return `click`'s completion of a parameter: the names that begin as the text, or as its last part, does.
 
     A shell shows what is printed meanwhile in the line that is being typed: nothing is, where devmem warns or cannot tell.
     """

@@ -85,7 +85,7 @@ def examine(report: Report) -> Iterator[Check]:
 
 
 def _core() -> Check:
-    """Which core runs: the compiled one, or Python."""
+    """Report the core that runs: the compiled one, or Python."""
     if _native.core is not None or _native.VARIABLE in os.environ:
         return Check("core", Verdict.OK, _native.why)
     advice = (

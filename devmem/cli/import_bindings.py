@@ -1,4 +1,4 @@
-"""What import statements bind."""
+"""The names that import statements bind."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def _size(nbytes: object) -> str:
 
 
 def _node(facts: object) -> str:
-    """Where page-locked memory lies, if it is on one node of several."""
+    """Return the node that page-locked memory lies on, if there are several."""
     node = facts.get("pinned_node", -1) if isinstance(facts, dict) else -1
     return f"node {node}" if isinstance(node, int) and node >= 0 else ""
 

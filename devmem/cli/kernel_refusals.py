@@ -1,4 +1,4 @@
-"""What no compiler takes in the kernels of a module, and the simulator refuses, found without running the module.
+"""Constructs in a module's kernels that no compiler takes, and the simulator refuses, found without running the module.
 
 The module is compiled to Python's bytecode, which the simulator's own check reads. It sees the functions and constants of the
 module, and no other value; so it may miss a refusal. Each kernel is checked up to its first one.

@@ -1,4 +1,4 @@
-"""What the system, a container and a partition of a GPU let a process have; rows of ``devmem doctor``."""
+"""Limits of the system, a container and a partition of a GPU for a process; rows of ``devmem doctor``."""
 
 from __future__ import annotations
 

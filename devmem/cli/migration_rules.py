@@ -35,7 +35,7 @@ OTHER_NAMES = DEVMEM_NAMES | {f"{SUCCESSOR}.cuda": "numba.cuda"}
 
 
 class FindingKind(StrEnum):
-    """What a finding asks of the user."""
+    """The action that a finding asks of the user."""
 
     LOOK = "look"  #: missing in devmem, or different there: the user has to look, and the exit code says so
     CUDA = "cuda"  #: provided by numba-cuda: works on CUDA only
@@ -59,7 +59,7 @@ EVERYWHERE = SIMULATOR, CUDA, ROCM = "the simulator", "CUDA", "ROCm"
 
 
 class Verdict(NamedTuple):
-    """What to report of a name; ``provided``: devmem has it, so imports of it move."""
+    """The report of a name; ``provided``: devmem has it, so imports of it move."""
 
     kind: FindingKind
     name: str
@@ -113,12 +113,13 @@ READ_BY_DROP_INS = {
     "NUMBA_DISABLE_CUDA",
     "NUMBA_DISABLE_PERFORMANCE_WARNINGS",
 }
-#: Numba's settings that do not concern its GPU namespaces alone.
-NOT_GPU_ONLY = frozenset({"DISABLE_PERFORMANCE_WARNINGS", "NumbaPerformanceWarning"})
-#: The full names of settings and warnings in numba and numba-cuda.
+#: Those that they read from ``numba.config`` too.
+OBEYED = frozenset(
+    {"CUDA_ARRAY_INTERFACE_SYNC", "CUDA_WARN_ON_IMPLICIT_COPY", "DISABLE_CUDA", "DISABLE_PERFORMANCE_WARNINGS"}
+)
+#: The full names of settings in numba and numba-cuda.
 SETTING_NAME = re.compile(
-    r"numba\.(?:cuda\.)?(?:core\.)?(?:config\.((?:CUDA|ROC|HSA|ENABLE_CUDASIM|DISABLE_CUDA|DISABLE_HSA|DISABLE_PERF)\w*)"
-    r"|(?:errors\.)?(NumbaPerformanceWarning))"
+    r"numba\.(?:cuda\.)?(?:core\.)?config\.((?:CUDA|ROC|HSA|ENABLE_CUDASIM|DISABLE_CUDA|DISABLE_HSA|DISABLE_PERF)\w*)"
 )
 
 #: Third-party plugins for numba's memory, with the replacement to write.
@@ -158,21 +159,19 @@ WITH_RULES = (
 
 
 def setting(name: str) -> tuple[str, str] | None:
-    """A setting or warning of numba's by its last name, with what to report of it; None if it is neither."""
+    """A setting of numba's by its last name, with what to report of it; None if it is none, or one that devmem obeys."""
     found = SETTING_NAME.fullmatch(name)
-    if found is None:
+    if found is None or found[1] in OBEYED:
         return None
-    own = found[1] or found[2]
+    own = found[1]
     variable = f"NUMBA_{own}"
-    if own == "NumbaPerformanceWarning":
-        return own, "is not issued by devmem: filter devmem.DevmemWarning"
     if variable in READ_BY_DROP_INS:
         return own, f"has no effect on devmem: set {variable} in the environment"
     return own, f"has no effect on devmem{f': {VARIABLES[variable]}' if variable in VARIABLES else ''}"
 
 
 def plugin(name: str) -> str | None:
-    """What to report of a name in a third-party plugin for numba; None for other names."""
+    """Return the report of a name in a third-party plugin for numba; None for other names."""
     found = next((each for each in PLUGINS if name == each or name.startswith(f"{each}.")), None)
     return found and NUMBA_ONLY_PLUGIN.format(PLUGINS[found])
 
@@ -222,7 +221,7 @@ def numba_name(name: str) -> str:
 
 
 def verdicts_on(name: str) -> list[Verdict]:
-    """What to report of a name of numba's, or of a drop-in in code that was migrated already."""
+    """Return the reports of a name of numba's, or of a drop-in in code that was migrated already."""
     their = numba_name(name)
     if not target_of(their):
         return []
@@ -252,7 +251,7 @@ def is_module(name: str) -> bool:
 
 
 def member(decorator: str, name: str, device: bool) -> list[str]:
-    """What to report of an attribute of a decorated function: of a kernel, or of a device function (``device``)."""
+    """Return the reports of an attribute of a decorated function: of a kernel, or of a device function (``device``)."""
     if decorator not in KERNEL_DECORATORS:
         return []
     made = _decorated(decorator, device)
@@ -260,7 +259,7 @@ def member(decorator: str, name: str, device: bool) -> list[str]:
 
 
 def kept_by_numba(names: set[str]) -> str:
-    """What to report of an import whose other names stay in numba."""
+    """Return the report of an import whose other names stay in numba."""
     used = ", ".join(sorted(names - {""}))
     types = "; kernels take NumPy's types, and signatures take strings" if any(map(TYPES.fullmatch, names)) else ""
     return f"stays{f' for {used}' if used else ''}, and has to be installed{types}"
@@ -292,7 +291,7 @@ def _module(target: str) -> Any:
 
 @lru_cache
 def _offered(name: str) -> Verdict | None:
-    """What to report of a name of numba's, looked up in the drop-in part by part; None if it works on every backend."""
+    """Return the report of a name of numba's, found part by part in the drop-in; None if it works on every backend."""
     path = target_of(name)
     found = _module(path)
     for part in name.removeprefix(path).split(".")[1:]:
@@ -348,7 +347,7 @@ def _is_plain(found: Any) -> bool:
 
 
 def _missing(holder: Any, name: str) -> str:
-    """What to report of a name that the drop-in lacks."""
+    """Return the report of a name that the drop-in lacks."""
     why = getattr(holder, "REFUSED", {}).get(name)
     if why:
         return f"is not in devmem: {why}"

@@ -127,7 +127,7 @@ def _styled(cell: str) -> Text:
 
 
 def example(*lines: str) -> str:
-    """What stands below the options in ``--help``: commands, each on a line of its own."""
+    """Return the text below the options in ``--help``: commands, each on a line of its own."""
     return "\b\nExample:\n" + "\n".join(f"  $ {line}" for line in lines)
 
 

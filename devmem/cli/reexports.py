@@ -1,4 +1,4 @@
-"""Which names of numba's the modules of a code base re-export: ``from .gpu import cuda``. The modules are parsed, never run."""
+"""Names of numba's that the modules of a code base re-export: ``from .gpu import cuda``. The modules are parsed, never run."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ReexportIndex:
         self._resolving: set[tuple[ModuleLocation, str]] = set()
 
     def lookup(self, path: Path, name: str) -> set[str]:
-        """Which names of numba's, or of the drop-ins', a name in a file resolves to by way of other files.
+        """Return the names of numba's, or of the drop-ins', that a name resolves to by way of other files.
 
         ``name`` begins with the module of its import: ``.gpu.cuda.jit`` for ``cuda.jit`` after ``from .gpu import cuda``.
         """
@@ -61,7 +61,7 @@ class ReexportIndex:
 
     @cached_property
     def words(self) -> frozenset[str] | None:
-        """What the modules call names of numba that have rules: the last parts of what `lookup` resolves to those.
+        """The modules' own names for names of numba that have rules: the last parts of what `lookup` resolves to those.
 
         None: any word may be one, as a module imports all names of numba's.
         """
@@ -105,7 +105,7 @@ class ReexportIndex:
                 yield each.endswith("*") or bool(self._resolved(place, each, own=True))
 
     def _resolved(self, place: ModuleLocation, name: str, own: bool = False) -> set[str]:
-        """What a name resolves to in the module at ``place``; ``own``: it is one of the module's own names."""
+        """Return what a name resolves to in the module at ``place``; ``own``: it is one of the module's own names."""
         if numba_name(name).partition(".")[0] == "numba" and not own:
             return {name}
         if (place, name) in self._resolving:  # modules that import each other

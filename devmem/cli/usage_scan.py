@@ -25,7 +25,7 @@ DEVMEM_NAMES = frozenset(name for _, name in TARGETS.values())
 
 
 class NumbaUse(NamedTuple):
-    """Which names of ``numba`` a module uses through ``import numba``: targets of the migration, and others."""
+    """The names of ``numba`` that a module uses through ``import numba``: targets of the migration, and others."""
 
     targets: set[str]
     others: set[str]
@@ -48,7 +48,6 @@ class UsageScan(NameResolver):
         self._imports: list[cst.CSTNode] = []
         self._any_moved = False
         self._kept_names: dict[cst.CSTNode, set[str]] = {}
-        self._settings: list[tuple[cst.CSTNode, str, str]] = []
 
     # -- imports -------------------------------------------------------------------------------------------------------
 
@@ -80,12 +79,9 @@ class UsageScan(NameResolver):
         self._importing = False
 
     def leave_Module(self, original_node: cst.Module) -> None:
-        """Report settings, and the names that still need numba."""
+        """Report the names that still need numba."""
         for node, mentions in self.mentions.items():
             self._kept_names.setdefault(node, set()).update(mentions.others)
-        for at, name, what in self._settings:
-            if self._any_moved or name not in migration_rules.NOT_GPU_ONLY:
-                self._add(at, name, what)
         for node, names in self._kept_names.items():
             if names and self._any_moved:
                 self._add(node, "numba", migration_rules.kept_by_numba(names), FindingKind.NUMBA)
@@ -109,7 +105,7 @@ class UsageScan(NameResolver):
         """Note to which import a use of ``numba`` itself belongs."""
         meanings = self.imported(node)
         if not self._importing:
-            self._note_settings(node, meanings)
+            self._add_settings(node, meanings)
         parent = self.parent(node)
         attribute = parent if isinstance(parent, cst.Attribute) else None
         if not self._importing and "numba" in meanings:
@@ -133,7 +129,7 @@ class UsageScan(NameResolver):
             if longest or name in migration_rules.DIFFERENT:
                 self._add_verdicts(node, name)
             if longest:
-                self._note_settings(node, {name})
+                self._add_settings(node, {name})
         for decorator, given in self.decorators(node.value):
             device = "device" in given and not is_empty_literal(given["device"])
             for verdict in migration_rules.member(numba_name(decorator), node.attr.value, device):
@@ -211,9 +207,11 @@ class UsageScan(NameResolver):
                     shown = repr(text) if rule.values else "..."
                     self._add(node, f"{max(self.called(node))}({rule.keyword}={shown})", rule.what, rule.kind)
 
-    def _note_settings(self, node: cst.CSTNode, names: set[str]) -> None:
-        """Note numba's settings and warnings that the code reads or sets."""
-        self._settings += [(node, *message) for message in map(migration_rules.setting, names) if message is not None]
+    def _add_settings(self, node: cst.CSTNode, names: set[str]) -> None:
+        """Report numba's settings that the code reads or sets."""
+        for message in map(migration_rules.setting, names):
+            if message is not None:
+                self._add(node, *message)
 
     def _add_verdicts(self, node: cst.CSTNode, name: str) -> None:
         for verdict in migration_rules.verdicts_on(name):
@@ -240,7 +238,7 @@ class UsageScan(NameResolver):
         return found
 
     def findings(self, wrapper: metadata.MetadataWrapper) -> set[Finding]:
-        """What was found, with the lines, which are computed for the whole module."""
+        """Return the findings with their lines, which are computed for the whole module."""
         lines = wrapper.resolve(metadata.PositionProvider) if self._found else {}
         return {
             Finding(lines[node].start.line, name, what, kind, refused_by)

@@ -78,7 +78,7 @@ def _loaded(text: str) -> Any:
 
 
 def document(path: Path) -> dict[str, Any]:
-    """What the page shows of one file: ``kind`` is "snapshot", "log" or "trace".
+    """Return one file's document for the page: ``kind`` is "snapshot", "log" or "trace".
 
     Raises
     ------

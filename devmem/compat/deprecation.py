@@ -1,4 +1,4 @@
-"""Names of older releases: accepted, with a DeprecationWarning."""
+"""Warnings at the calling line outside devmem: of names of older releases, which are accepted, and others."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import warnings
 
 
 def warn_old_name(spelling: str, instead: str) -> None:
-    """Warn of an old name, at the calling line outside devmem."""
+    """Warn of an old name."""
+    warn_caller(f"{spelling} is the spelling of an old release: write {instead}", DeprecationWarning)
+
+
+def warn_caller(text: str, category: type[Warning]) -> None:
+    """Warn at the calling line outside devmem."""
     level, frame = 2, sys._getframe(1)  # 1 would be this function
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "devmem":
         level, frame = level + 1, frame.f_back
-    warnings.warn(
-        f"{spelling} is the spelling of an old release: write {instead}", DeprecationWarning, stacklevel=level
-    )
+    warnings.warn(text, category, stacklevel=level)

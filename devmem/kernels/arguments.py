@@ -379,8 +379,11 @@ def _only_written(given: object) -> bool:
 
 
 def _report_implicit(copy: HostArgument) -> None:
-    """Apply DEVMEM_TRANSFER_GUARD to an implicit copy, then warn of it, once per place in the program."""
+    """Apply DEVMEM_TRANSFER_GUARD to an implicit copy, then warn of it: devmem once per place in the program."""
     guard(f"a kernel launch ({copy})")
+    if copy.kernel.warn_of_copy is not None:
+        copy.kernel.warn_of_copy(argument(copy.kernel, copy.place))
+        return
     level = caller_level()
     frame = sys._getframe(level - 1)
     site = frame.f_code.co_filename, frame.f_lineno

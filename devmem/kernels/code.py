@@ -176,7 +176,7 @@ class CompiledCodes:
 
 
 def _losses(declared: Types, given: Types) -> tuple[int, int]:
-    """How many arguments are converted to a type that does not hold all their values, and how many are converted at all."""
+    """Count the arguments whose conversion to the declared type may lose values, and all that are converted."""
     pairs = [(one, other) for one, other in zip(declared, given, strict=True) if one != other]
     lossy = sum(not np.can_cast(_dtype_of(other), _dtype_of(one)) for one, other in pairs)
     return lossy, len(pairs)

@@ -1,4 +1,4 @@
-"""What `devmem.kernel` has decorated, and how it goes to other processes: by name where a module has it, else by value.
+"""Functions that `devmem.kernel` decorated. They go to other processes by name where a module has them, else by value.
 
 What is in ``__main__`` goes both ways: a process that runs the same program has it by name, as one of `multiprocessing`, and any
 other, as a worker of Dask, makes it anew with cloudpickle. A process that gets it several times has it once: it is compiled once.
@@ -61,7 +61,7 @@ class Decorated(Unchanging):
         self.options = dict(options)
 
     def _made_with(self) -> tuple[Any, ...]:
-        """What it is made with beside the function."""
+        """Return what it is made with besides the function."""
         return self.signatures, self.options
 
     def __reduce__(self) -> str | tuple[Any, ...]:
@@ -144,6 +144,6 @@ def _named(module: str, name: str) -> Any:
 
 
 def _code_of(function: Function) -> tuple[Any, ...]:
-    """What tells a function from another one of the same name, in every process."""
+    """Return what distinguishes a function from another one of the same name, in every process."""
     code = function.__code__
     return code.co_firstlineno, code.co_code, code.co_names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import update_wrapper
 from operator import methodcaller
 from typing import Any
@@ -22,6 +22,9 @@ class KernelFunction(Decorated):
     parameters : tuple of str
         The names of its arguments.
     """
+
+    #: A drop-in's own warning of a host array that a launch copies: called with the description of the argument.
+    warn_of_copy: Callable[[str], None] | None = None
 
     def __init__(self, function: Function, signatures: Sequence[str] = (), options: Options = NO_OPTIONS) -> None:
         super().__init__(function, signatures, options)
@@ -93,7 +96,7 @@ class ConfiguredKernel(Unchanging):
         self.kernel = kernel
 
     def again(self) -> methodcaller:
-        """What configures a kernel likewise, in any process."""
+        """Return a callable that configures a kernel the same way, in any process."""
         raise NotImplementedError
 
     def __reduce__(self) -> tuple[Any, ...]:

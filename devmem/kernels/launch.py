@@ -60,7 +60,7 @@ class Launch(ConfiguredKernel):
         return f"<launch of {self.kernel} on {self.grid} blocks of {self.block} threads>"
 
     def again(self) -> methodcaller:
-        """What configures a kernel likewise; TypeError if a stream is named, which other processes do not have."""
+        """Return what configures a kernel the same way; TypeError for a named stream, which other processes do not have."""
         if self.stream:
             raise TypeError(
                 f"{self!r} cannot be pickled: it is on {self.stream!r}, which means something in this process only; "
@@ -150,8 +150,8 @@ class Launch(ConfiguredKernel):
             token = entry.enter()
             if found is None:
                 found = codes.for_arguments(opened, looked_up, arguments, stream)
-            if opened.handle.dropped or opened.completions.busy:
-                opened.free_queue.safe_point()
+            if opened.handle.dropped or opened.completions.in_flight:
+                opened.free_queue.free_if_due()
             launch = found.compiled.launch
             if declared:
                 launch = _with_declared(launch, declared, handle.driver)
@@ -274,7 +274,7 @@ class EmptyLaunch(ConfiguredKernel):
         return f"<launch of {self.kernel} on no elements>"
 
     def again(self) -> methodcaller:
-        """What configures a kernel likewise."""
+        """Return a callable that configures a kernel the same way."""
         return methodcaller("forall", 0)
 
     def __call__(self, /, *arguments: Any, **named: Any) -> None:

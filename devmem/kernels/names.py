@@ -352,7 +352,7 @@ def get_num_groups(self: BuiltinFunction, dim: int) -> int:
 
 @_function
 def get_work_dim(self: BuiltinFunction) -> int:
-    """How many axes of the grid have more than one thread, counted to the last such axis; at least 1."""
+    """Count the axes of the grid up to the last one with more than one thread; at least 1."""
     return require_item("get_work_dim").work_dim
 
 

@@ -47,8 +47,13 @@ def start() -> None:
     RuntimeError
         ``numba.cuda`` is imported already.
     """
-    os.environ.update(environment())
+    before = list(sys.path)
     if STARTUP not in sys.path:
         sys.path.insert(0, STARTUP)
-    # Not as a part of this package: the processes of a command import it without devmem, and each has it once.
-    importlib.import_module("devmem_redirect").install()
+    try:
+        # Not as a part of this package: the processes of a command import it without devmem, and each has it once.
+        importlib.import_module("devmem_redirect").install()
+    except RuntimeError:
+        sys.path[:] = before
+        raise
+    os.environ.update(environment())

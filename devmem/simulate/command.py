@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +55,25 @@ def run(
     with tempfile.TemporaryDirectory(prefix="devmem-simulate-") as folder:
         log = Path(folder, "launches")
         status = wait_for(command, {**variables, "DEVMEM_SIM_LOG": str(log)})
-        launches = [json.loads(line) for line in log.read_text("utf-8").splitlines()] if log.exists() else []
+        launches = list(_records(log))
     facts = {"devmem": devmem.__version__, "command": list(command), "exit_status": status}
     text = json.dumps({**facts, **summary(launches)}, indent=2)
-    if output:
-        Path(output).write_text(f"{text}\n", encoding="utf-8")
-    else:
-        print(text)
+    try:
+        if output:
+            Path(output).write_text(f"{text}\n", encoding="utf-8")
+        else:
+            print(text)
+    except OSError as error:  # the command's exit status is told all the same
+        print(f"devmem: {output or 'the report'}: {error.strerror}", file=sys.stderr)
     return status
+
+
+def _records(log: Path) -> Iterator[dict[str, Any]]:
+    for line in log.read_text("utf-8", errors="replace").splitlines() if log.exists() else ():
+        try:
+            yield json.loads(line)
+        except ValueError:  # of a process that was killed as it wrote
+            continue
 
 
 def summary(launches: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a backend supplies: a `Backend` for the plugin, a `Driver` for each open device.
+"""The contract of a backend: a `Backend` for the plugin, a `Driver` for each open device.
 
 A driver speaks integers. Addresses and handles go in, integers come out; it never sees an array, a shape, a pool, a
 finalizer or NumPy. It does not queue, retry, cache or remember for the caller: that is done once, above it, for every
@@ -57,7 +57,7 @@ class Configurable(Backend, Protocol):
     def options(self) -> Mapping[str, Option | str]: ...
 
     def configure(self, options: Mapping[str, object]) -> None:
-        """Take what is set, before the backend is asked for anything; and the default of what was set before, and is no longer.
+        """Take what is set, before the backend is asked for anything; for an `Option` that is set no longer, its default.
 
         ConfigError for a name that ``options`` lacks, for a value of another type, and for one that is not allowed; then
         nothing has changed. `devmem.toolkit.settings` checks names and types.
@@ -69,7 +69,7 @@ class Driver(Protocol):
 
     @property
     def info(self) -> DeviceInfo:
-        """What this device is."""
+        """The properties of this device."""
 
     def enter(self) -> object:
         """Make the device current on this thread; the token says what was current before.
@@ -199,7 +199,7 @@ class SupportsSharedPool(Protocol):
     """Allocation from the pool that is the device's current one for all libraries of the process."""
 
     def alloc_shared(self, nbytes: int, stream: int) -> int:
-        """As ``alloc_async`` of `SupportsStreamOrdered`, from that pool; ``free_async`` takes it back."""
+        """Allocate like ``alloc_async`` of `SupportsStreamOrdered`, from that pool; ``free_async`` takes the block back."""
 
 
 @runtime_checkable
@@ -213,7 +213,7 @@ class SupportsDecompressPool(Protocol):
         """Make that pool, if there is none yet; it is there until ``close``."""
 
     def alloc_decompressible(self, nbytes: int, stream: int) -> int:
-        """As ``alloc_async`` of `SupportsStreamOrdered`, from that pool; ``free_async`` takes it back."""
+        """Allocate like ``alloc_async`` of `SupportsStreamOrdered`, from that pool; ``free_async`` takes the block back."""
 
 
 @runtime_checkable
@@ -238,7 +238,7 @@ class SupportsBatchCopy(Protocol):
     def copy_batch(
         self, dsts: Sequence[int], srcs: Sequence[int], sizes: Sequence[int], kind: CopyKind, stream: int
     ) -> bool:
-        """As many ``copy`` that are not blocking, on a stream that ``stream_create`` made; the default streams are never given.
+        """Enqueue several copies, each like a non-blocking ``copy``, on a stream of ``stream_create``; never a default stream.
 
         Memory of the host is page-locked, or else may be read after the call, too. UnsupportedError, with nothing enqueued, where
         the device's driver turns out to have no such call: then ``copy`` is called for each.
@@ -250,7 +250,7 @@ class SupportsVolumeBatch(Protocol):
     """Many copies of rows and slices in one driver call."""
 
     def copy_3d_batch(self, boxes: Sequence[Box], kind: CopyKind, stream: int) -> bool:
-        """As many ``copy_strided`` that are not blocking, on a stream that ``stream_create`` made; as ``copy_batch`` otherwise.
+        """Enqueue several boxes, each like a non-blocking ``copy_strided``, by the rules of ``copy_batch``.
 
         A box of one slice, or of one row, is allowed; boxes of one call have no byte of their destinations in common.
         """
@@ -303,7 +303,7 @@ class SupportsManagedPlaces(Protocol):
         """Say that the bytes of ranges are not needed: they are undefined until they are written. UnsupportedError as above."""
 
     def advise_for(self, ptr: int, nbytes: int, advice: str, to: Place) -> None:
-        """As ``advise`` of `SupportsManaged`, for any place."""
+        """Give a hint like ``advise`` of `SupportsManaged`, for any place."""
 
 
 @runtime_checkable
@@ -335,7 +335,7 @@ class SupportsPeerEvents(Protocol):
     """Order between streams of two devices of one backend, for which the host does not wait."""
 
     def stream_wait_peer(self, stream: int, event: int, ordinal: int) -> None:
-        """As ``stream_wait``, for an event of another device: the open one with this ordinal, which is not current."""
+        """Wait like ``stream_wait``, for an event of another device: the open one with this ordinal, which is not current."""
 
 
 @runtime_checkable
@@ -357,7 +357,7 @@ class SupportsPoolIpc(Protocol):
         """A new file descriptor of the driver's own pool, which the caller closes. It may be sent over a Unix socket."""
 
     def pool_export(self, ptr: int) -> bytes:
-        """What names a live block, by its first address, to a process that has a descriptor of its pool."""
+        """Return a name of a live block, by its first address, for a process that has a descriptor of its pool."""
 
     def pool_open(self, descriptor: int, data: bytes) -> int:
         """The address of another process's block here; ``descriptor`` stays the caller's. A block is opened once at a time."""

@@ -1,4 +1,4 @@
-"""What a kernel compiler supplies. devmem compiles nothing itself.
+"""The contract of a kernel compiler. devmem compiles nothing itself.
 
 A compiler is found by its hook, belongs to one backend, and never to a backend's folder. It sees device arrays as they are
 (``ptr``, ``shape``, ``strides``, ``dtype``, ``readonly``), scalars, and nothing that would have to be copied first: arguments
@@ -27,7 +27,7 @@ class KernelCompiler(Protocol):
         """Why this compiler cannot be used here, with the install line; ``None`` if it can. Cheap, silent, never raises."""
 
     def type_of(self, argument: object) -> Hashable:
-        """What of an argument decides which code is made for it. Raises TypeError for what no kernel of this compiler takes."""
+        """Return what selects the code for an argument. Raises TypeError for what no kernel of this compiler takes."""
 
     def types_of(self, signature: str) -> tuple[Hashable, ...]:
         """The same, of a written signature such as ``void(float32[::1], int64)``. Raises TypeError where it is none."""

@@ -1,4 +1,4 @@
-"""What an allocator supplies: two verbs, and a few facts if it has them."""
+"""The contract of an allocator: two verbs, and a few facts if it has them."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Extent = tuple[int, int, int]
 
 
 class MemoryKind(StrEnum):
-    """Where memory lives and who may touch it."""
+    """The place of memory, and who may touch it."""
 
     DEVICE = "device"  #: device memory; the host must never touch its address
     PINNED = "pinned"  #: page-locked host memory; copies to and from it can be asynchronous
@@ -68,7 +68,7 @@ class Option:
 
 
 class Capability(StrEnum):
-    """What a device can do beyond the contract; each stands for the protocol of `driver` with the same name."""
+    """An ability of a device beyond the contract; each stands for the protocol of `driver` with the same name."""
 
     STREAM_ORDERED = "stream_ordered"
     POOL_CONTROL = "pool_control"
@@ -122,12 +122,12 @@ class Box(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """What it copies."""
+        """The bytes that it copies."""
         return self.width * self.height * self.depth
 
 
 class PlaceKind(StrEnum):
-    """What managed memory may be moved to."""
+    """The kinds of places that managed memory may be moved to."""
 
     DEVICE = "device"  #: a device of the backend, by its ordinal
     HOST = "host"  #: the host
@@ -135,7 +135,7 @@ class PlaceKind(StrEnum):
 
 
 class Place(NamedTuple):
-    """Where managed memory is to be.
+    """The place for managed memory.
 
     Examples
     --------
@@ -157,7 +157,7 @@ class HostMemoryInfo(NamedTuple):
 
 
 class MemoryInfo(NamedTuple):
-    """What :func:`devmem.memory_info` reports, in bytes.
+    """The report of :func:`devmem.memory_info`, in bytes.
 
     Examples
     --------
@@ -187,7 +187,7 @@ class MemoryInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """How other libraries know a device's memory and streams: the numbers that its vendor and DLPack have agreed on.
+    """The numbers by which other libraries know a device's memory and streams, agreed on by its vendor and DLPack.
 
     ``device_type``, ``host_type`` and ``managed_type`` are DLPack's numbers for memory of the device, for page-locked and for
     managed memory. ``streams`` is what a consumer's small numbers mean, by our handles: CUDA says ``{1: 1, 2: 2}``, HIP
@@ -207,7 +207,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What a device is; fixed from the moment it is opened.
+    """The properties of a device; fixed from the moment it is opened.
 
     ``uuid`` identifies the physical device across processes and orderings, ``pci_id`` its slot (empty where there is
     none). ``alignment``: every address that it allocates is a multiple of it; a power of two, at least 64.
@@ -255,7 +255,7 @@ class DeviceInfo:
         return "\n".join(f"{name}: {value}" for name, value in self.shown().items())
 
     def shown(self) -> dict[str, str]:
-        """What people want to know of the device, with units, by name; without the numbers that only machinery needs."""
+        """Return the facts for people, with units, by name; without the numbers that only machinery needs."""
         least, greatest = self.stream_priorities
         facts = {
             "device": f"{self.backend}:{self.ordinal}",

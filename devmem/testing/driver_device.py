@@ -35,7 +35,7 @@ class DeviceChecks(ConformanceSuite):
             assert name and name == name.strip().lower(), f"options has {name!r}: names are in lower case"
 
     def test_backend_can_be_used_with_nothing_set(self) -> None:
-        """Where nothing is set, ``configure`` is called with an empty mapping."""
+        """``configure`` is called with an empty mapping where nothing is set."""
         backend = self.make_backend()
         if not isinstance(backend, Configurable):
             pytest.skip("the backend has no settings")
@@ -46,7 +46,7 @@ class DeviceChecks(ConformanceSuite):
 
     @pytest.mark.parametrize("wrong", ["name", "type"])
     def test_a_setting_of_unknown_name_or_wrong_type_is_refused(self, fixture: DriverFixture, wrong: str) -> None:
-        """By ConfigError, and nothing has changed."""
+        """The backend raises ConfigError, and nothing has changed."""
         backend = fixture.backend
         if not isinstance(backend, Configurable):
             pytest.skip("the backend has no settings")
@@ -272,7 +272,7 @@ class DeviceChecks(ConformanceSuite):
 
     @pytest.mark.parametrize("how", ["stream", "event", "device", "copy"])
     def test_waiting_releases_the_gil(self, fixture: DriverFixture, how: str) -> None:
-        """If the wait kept the GIL, this thread could not release the stream and the test would hang."""
+        """A wait that kept the GIL would hang the test, as this thread could not release the stream."""
         driver, stream, event = fixture.driver, fixture.stream(), fixture.event()
         source, back = fixture.pinned(1000), np.zeros(1000, np.uint8)
         source[:] = pattern(1000)

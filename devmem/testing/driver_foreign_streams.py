@@ -62,7 +62,7 @@ class ForeignStreamChecks(ConformanceSuite):
             assert upload.arrived
 
     def test_a_foreign_stream_is_ordered_with_the_drivers_own(self, fixture: DriverFixture) -> None:
-        """By events, in both directions."""
+        """The order is by events, in both directions."""
         fixture.need(Capability.FOREIGN_STREAMS)
         own, event = fixture.stream(), fixture.event()
         with self.foreign(fixture.driver) as (driver, theirs, _):

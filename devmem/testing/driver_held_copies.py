@@ -51,7 +51,7 @@ class HeldCopyChecks(ConformanceSuite):
     def test_optional_copies_report_pinned_memory_in_use(
         self, fixture: DriverFixture, call: str, kind: CopyKind
     ) -> None:
-        """As `test_copy_strided_reports_pinned_memory_in_use`: False says that the host side is not touched any more."""
+        """Optional copies return what ``copy_strided`` does: False says that the host side is not touched any more."""
         fixture.need(CAPABILITY[call])
         stream, host, data = fixture.stream(), fixture.pinned(NBYTES), pattern(NBYTES)
         upload, before = kind is CopyKind.H2D, flip(data, 0x55)

@@ -433,7 +433,7 @@ class PeerAndIpcChecks(ConformanceSuite):
 
 
 class PointerChecks(ConformanceSuite):
-    """What the driver knows of an address."""
+    """Tests of the driver's knowledge of an address."""
 
     def test_pointer_range_is_the_allocation_around_an_address(self, fixture: DriverFixture) -> None:
         driver, ptr = self.knowing(fixture), fixture.alloc(10_000)

@@ -52,7 +52,7 @@ class LiveCounts(NamedTuple):
 
 
 class FailurePlan:
-    """Which driver call fails, and with which error. One driver has its own plan; the drivers of a backend share one."""
+    """The driver call that is to fail, and its error. One driver has its own plan; the drivers of a backend share one."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
@@ -128,7 +128,7 @@ class Injectable:
 
     @property
     def calls(self) -> Counter[str]:
-        """How often each method was called; calls that failed count too."""
+        """The number of calls of each method; calls that failed count too."""
         return self.faults.calls
 
 
@@ -390,7 +390,7 @@ class FaultyBackend(Injectable):
 
 
 class Fallible(Protocol):
-    """What `every_failure` needs of its target; `FaultyDriver` and `FaultyBackend` have it."""
+    """The methods that `every_failure` needs of its target; `FaultyDriver` and `FaultyBackend` have them."""
 
     def fail_at(
         self, nth: int, method: str | None = None, error: Failure | None = None, *, repeat: bool = False

@@ -87,13 +87,13 @@ class StreamHold:
 
 
 class HasDriver(Protocol):
-    """What `hold` needs of a `devmem.Device`."""
+    """The attributes of a `devmem.Device` that `hold` needs."""
 
     def driver(self) -> Driver: ...
 
 
 class HasHandle(Protocol):
-    """What `hold` needs of a `devmem.Stream`."""
+    """The attributes of a `devmem.Stream` that `hold` needs."""
 
     @property
     def device(self) -> HasDriver: ...

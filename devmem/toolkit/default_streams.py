@@ -51,7 +51,7 @@ class _WithDefaultStreams(ComposedDriver):
 
 
 class _Order:
-    """Which streams are ordered with the legacy stream, and what they wait for already."""
+    """The streams that are ordered with the legacy stream, and what they wait for already."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -108,7 +108,7 @@ class _Order:
         return call
 
     def _of_each(self, function: Callable[[int], Any]) -> list[Any]:
-        """What a function answers of the legacy stream and of each blocking one, but for those that are destroyed meanwhile."""
+        """Return a function's answers for the legacy and each blocking stream, except those that are destroyed meanwhile."""
         answers = []
         for stream in list(self._newest):
             try:

@@ -33,7 +33,7 @@ ADVICE = tuple(
 
 @dataclass(frozen=True)
 class DriverState:
-    """What the parts of one open device share."""
+    """State that the parts of one open device share."""
 
     ordinal: int
     functions: VendorFunctions
@@ -59,7 +59,7 @@ class Part:
 
 
 class StridedCopies:
-    """What backends of contract 1 inherited for strided copies; it has nothing any more."""
+    """A base class for strided copies that backends of contract 1 inherited; it is empty now."""
 
 
 class ComposedDriver:

@@ -1,4 +1,4 @@
-"""Which threads run a host function for a stream. Such a thread must not call a driver.
+"""The threads that run a host function for a stream. Such a thread must not call a driver.
 
 A driver with `SupportsHostFunction` runs host functions on threads of its own. If such a function enqueued work and waited for
 it, the stream would wait for the function and the function for the stream. So the driver marks the thread while the function

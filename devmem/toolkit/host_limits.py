@@ -1,4 +1,4 @@
-"""How much memory the host has."""
+"""The size of the host's memory."""
 
 from __future__ import annotations
 

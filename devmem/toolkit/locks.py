@@ -18,7 +18,7 @@ from enum import IntEnum
 
 
 class Rank(IntEnum):
-    """What is called while a lock is held. The table in ARCHITECTURE.md has the locks of each rank."""
+    """The calls that are made while a lock is held. The table in ARCHITECTURE.md has the locks of each rank."""
 
     #: A library of kernels or a compiler, and all below.
     COMPILE = 1

@@ -1,4 +1,4 @@
-"""What is mapped into this process, by Linux's own list; nothing elsewhere."""
+"""Mappings of this process, by Linux's own list; nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def mappings() -> Iterator[list[str]]:
 
 
 def permissions_of(start: int, end: int) -> set[str]:
-    """How parts of this memory are mapped, for reading and writing: ``rw``, ``r-`` and the like."""
+    """Return the permissions of the mappings within this range: ``rw``, ``r-`` and the like."""
     permissions = set()
     for addresses, permission, *_ in mappings():
         low, high = (int(each, 16) for each in addresses.split("-"))

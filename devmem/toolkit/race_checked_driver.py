@@ -162,7 +162,7 @@ class RaceCheckedDriver(ComposedDriver):
             detector.forget(start, start + nbytes)
 
     def _allocated(self, ptr: int, nbytes: int, stream: int) -> int:
-        """What the driver gives out it has ordered behind the block's earlier life; other streams have to wait for it."""
+        """Note an allocation, which the driver orders behind the block's earlier life; other streams have to wait for it."""
         detector = self._detector
         if ptr:
             with detector.lock:
@@ -390,7 +390,7 @@ def caller() -> str:
 
 
 def _sides(box: Box) -> list[Any]:
-    """What a strided copy writes and reads."""
+    """Return the accesses of a strided copy: the bytes that it writes and reads."""
     dst, dst_pitch, dst_rows, src, src_pitch, src_rows, width, height, depth = box
     return [
         (

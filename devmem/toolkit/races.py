@@ -40,7 +40,7 @@ KEPT = 1000
 
 @dataclass(eq=False, slots=True)
 class StreamClock:
-    """What comes before the next operation of one stream."""
+    """The operations that precede the next operation of one stream."""
 
     number: int
     name: str

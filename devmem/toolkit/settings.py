@@ -61,6 +61,8 @@ def checked(backend: str, given: Mapping[str, object], kinds: Mapping[str, type 
             raise ConfigError(f"the backend {backend!r} has no setting {name!r}; it has: {has}")
         said = kinds[name]
         kind = said if isinstance(said, type) else type(said.default)
+        if isinstance(said, Option) and (said.default is None or (said.default == "" and said.parse is not str.strip)):
+            continue  # the default does not tell the type of what its own parse makes
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise ConfigError(
                 f"the backend {backend!r}: {name}={value!r} is of the wrong type: give it as {kind.__name__}"

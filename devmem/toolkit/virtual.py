@@ -41,11 +41,11 @@ class VirtualMemory(Holdings, ABC):
 
     @abstractmethod
     def _properties(self, kind: int) -> Any:
-        """What the memory is: of this device, for handles of that kind."""
+        """Return the properties of memory of this device, for handles of that kind."""
 
     @abstractmethod
     def _access(self) -> Any:
-        """That this device may read and write."""
+        """Return the description of this device's access: it may read and write."""
 
     @abstractmethod
     def _place(self, handle: Any) -> int:

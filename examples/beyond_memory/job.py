@@ -62,7 +62,7 @@ def reduced(chunk: dm.DeviceNDArray[Any], start: int) -> int:
 
 
 def checksum(elements: np.ndarray[Any, Any], start: int) -> int:
-    """What `reduced` gives, of a host array. In arithmetic modulo 2**64."""
+    """Compute what `reduced` computes, for a host array, in arithmetic modulo 2**64."""
     places = np.arange(start, start + elements.size, dtype=np.uint64)
     return int((elements * (places % np.uint64(1009) + np.uint64(1))).sum(dtype=np.uint64))
 
@@ -78,12 +78,12 @@ def expected(chunks: int, count: int) -> int:
 
 
 def needed(dask_worker: Any) -> dict[str, Any]:
-    """What a worker moved, and the most memory that its process had."""
+    """Return the bytes that a worker moved, and the most memory that its process had."""
     return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, **dask_worker.data.stats()}
 
 
 def shown(link: str, devices: list[dm.Device]) -> str:
-    """What Dask's dashboard shows: the title of its bar of memory, once the workers have told what they spilled.
+    """Return the title of the memory bar on Dask's dashboard, once the workers have told what they spilled.
 
     Raises
     ------

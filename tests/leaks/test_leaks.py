@@ -275,7 +275,7 @@ def books() -> dict[str, Any]:
         "live and pending": (dm.memory_info()[2:4], dm.memory_info().host[:2]),
         "driver": driver.live_counts() if hasattr(driver, "live_counts") else None,
         "heaps": len(context.memory.heaps),
-        "busy streams": len(completions.busy),
+        "busy streams": len(completions.in_flight),
         "events": len(completions.events.events),
         "spare events": len(completions.events._spare),
         "dropped": len(queue.dropped),

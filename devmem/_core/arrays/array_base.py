@@ -1,4 +1,4 @@
-"""What a device array has whatever is done with it: its place, its allocation, its stream, and its views.
+"""The base of device arrays: address, allocation, stream, and views.
 
 A view is another array over the same memory. Which elements it has `views` works out; here the view gets the allocation, which
 it keeps alive, and the stream. No byte is moved.

@@ -10,9 +10,10 @@ from ..._native import core
 from ...spi.errors import UnsupportedError
 from ..base.layout import check_size, like_strides
 from ..device.device import current_open_device, open_device_of
-from ..interop import import_
+from ..interop import foreign_arrays
 from ..interop.dlpack import HOST_TYPES, NUMPY_IS_VERSIONED, VERSION
 from ..interop.dlpack_types import NAMED_TYPES, dtype_of
+from ..interop.foreign_arrays import is_known
 from ..interop.host_objects import check_no_mask, has_mask
 from ..lifetime.allocation import ForeignAllocation
 from .creation import empty, in_place, upload
@@ -37,14 +38,14 @@ def from_dlpack(obj: object, device: object, copy: bool | None) -> DeviceNDArray
         # Devmem's own mapped or managed memory: devmem knows its device and streams, DLPack does not.
         if view is not None:
             return _placed(view, None if device is None else open_device_of(device), copy)
-    exporter = import_.device_of_tensor(obj, "copy it with devmem.to_device()")
+    exporter = foreign_arrays.device_of_tensor(obj, "copy it with devmem.to_device()")
     wanted = None if device is None else open_device_of(device)
     if exporter[0] in HOST_TYPES:
         opened = current_open_device() if wanted is None else wanted
         if not opened.handle.is_host:
             return _from_host(obj, opened, copy)
-        return _placed(DeviceNDArray(*import_.by_dlpack(obj, exporter, copy, opened)), wanted, copy)
-    found = DeviceNDArray(*import_.by_dlpack(obj, exporter, copy))
+        return _placed(DeviceNDArray(*foreign_arrays.by_dlpack(obj, exporter, copy, opened)), wanted, copy)
+    found = DeviceNDArray(*foreign_arrays.by_dlpack(obj, exporter, copy))
     return found if wanted is None and not copy else _placed(found, wanted, copy)
 
 
@@ -64,7 +65,7 @@ def as_device_array(obj: object) -> DeviceNDArray[Any]:
     """A device array of the object's memory, without a copy."""
     view = device_view(obj)
     if view is None and _is_readable(obj):
-        view = DeviceNDArray(*import_.by_dlpack(obj, import_.device_of_tensor(obj)))
+        view = DeviceNDArray(*foreign_arrays.by_dlpack(obj, foreign_arrays.device_of_tensor(obj)))
     if view is None:
         check_no_mask(obj)
         raise UnsupportedError(
@@ -80,7 +81,7 @@ def is_device_array(obj: object) -> bool:
         return True
     if hasattr(type(obj), "__devmem_view__"):
         return device_view(obj) is not None
-    return import_.has_device_memory(obj) or _is_readable(obj)
+    return foreign_arrays.has_device_memory(obj) or _is_readable(obj)
 
 
 def open_ipc_array(handle: IpcHandle, shape: object, dtype: object, strides: object) -> DeviceNDArray[Any]:
@@ -110,16 +111,16 @@ def _is_readable(obj: object) -> bool:
     """Whether it has host memory, and the device is the host."""
     return (
         current_open_device().handle.is_host
-        and import_.is_tensor(obj)
+        and foreign_arrays.is_tensor(obj)
         and not has_mask(obj)
-        and import_.device_of_tensor(obj)[0] in HOST_TYPES
+        and foreign_arrays.device_of_tensor(obj)[0] in HOST_TYPES
     )
 
 
 def _from_host(obj: object, opened: OpenDevice, copy: bool | None) -> DeviceNDArray[Any]:
     if copy is False and not opened.handle.info.coherence:
         raise BufferError(f"host memory gets to {opened.device} by a copy only, and copy=False")
-    host = import_.host_tensor(obj)
+    host = foreign_arrays.host_tensor(obj)
     if not copy and (lent := in_place(opened, host, None)) is not None:
         return lent
     if copy is False and host.nbytes:
@@ -133,7 +134,7 @@ def _from_host(obj: object, opened: OpenDevice, copy: bool | None) -> DeviceNDAr
 
 
 class _Tensor:
-    """What exports one capsule, which is there already."""
+    """An exporter of one DLPack capsule that was made already."""
 
     def __init__(self, capsule: object, device: tuple[int, int]) -> None:
         self.capsule, self.device = capsule, device
@@ -149,30 +150,30 @@ def _table_export(array: DeviceNDArray[Any]) -> object:
     """A versioned capsule of an array, ready on the stream that `_table_stream` gives."""
     if not isinstance(array, DeviceNDArray):
         raise TypeError(f"this is the table of devmem.DeviceNDArray, which a {type(array).__name__} is not")
-    _, number = import_.current_number(array.open_device)
+    _, number = foreign_arrays.current_number(array.open_device)
     return array.__dlpack__(stream=number, max_version=VERSION)
 
 
 def _table_import(capsule: object, kind: int, number: int) -> DeviceNDArray[Any]:
     device = kind, number
-    return DeviceNDArray(*import_.by_dlpack(_Tensor(capsule, device), device))
+    return DeviceNDArray(*foreign_arrays.by_dlpack(_Tensor(capsule, device), device))
 
 
 def _table_allocate(
     kind: int, number: int, shape: tuple[int, ...], code: int, bits: int, lanes: int
 ) -> DeviceNDArray[Any]:
-    opened, dtype = import_.open_device_of_type(kind, number), dtype_of(code, bits, lanes)
+    opened, dtype = foreign_arrays.open_device_of_type(kind, number), dtype_of(code, bits, lanes)
     return empty(opened, shape, dtype, None, check_size(shape, dtype.itemsize), 0)
 
 
 def _table_stream(kind: int, number: int) -> int:
     """The current stream, in its vendor's numbers; 0 where it has none."""
-    return import_.current_number(import_.open_device_of_type(kind, number))[1] or 0
+    return foreign_arrays.current_number(foreign_arrays.open_device_of_type(kind, number))[1] or 0
 
 
 if core is not None:
     _exchange_table = core.exchange(
-        ForeignAllocation, NAMED_TYPES, import_.is_known, _table_export, _table_import, _table_allocate, _table_stream
+        ForeignAllocation, NAMED_TYPES, is_known, _table_export, _table_import, _table_allocate, _table_stream
     )
     if NUMPY_IS_VERSIONED:  # the table's tensors are, also those of arrays that Python describes
         DeviceNDArray.__dlpack_c_exchange_api__ = _exchange_table

@@ -226,7 +226,7 @@ def host_visible(
     opened.handle.require_kind(kind)
     if not nbytes:
         allocation, raw, base = (
-            opened.memory.nothing(opened.streams.legacy),
+            opened.memory.empty_allocation(opened.streams.legacy),
             np.empty(0, np.uint8),
             0,
         )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..ordering.stream import Stream
 
     class ManagedNDArray(Protocol):
-        """What is asked of a managed array, whose class is in `host_visible`."""
+        """A managed array as hints use it. The class is in `host_visible`."""
 
         _open_device: OpenDevice
 

@@ -44,8 +44,8 @@ from ..interop.dlpack import IS_COPIED
 from ..interop.dlpack import export as capsule_of
 from ..interop.dlpack_types import dtype_code
 from ..interop.export import NO_ORDER, array_interface, asked_device, consumer_of, exported, is_versioned
+from ..interop.foreign_arrays import device_memory
 from ..interop.host_objects import assignable, host_array, one_value
-from ..interop.import_ import device_memory
 from ..lifetime.allocation import StreamUse
 from ..ordering.event import StreamLike
 from ..ordering.stream import Stream
@@ -153,8 +153,8 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
             handle.callers.append(me)
             entry = handle.entry
             token = entry.enter()
-            if opened.free_queue.dropped or opened.completions.busy:
-                opened.free_queue.safe_point()
+            if opened.free_queue.dropped or opened.completions.in_flight:
+                opened.free_queue.free_if_due()
             if not stream and (chosen.recorder is not None or not chosen.simple):
                 chosen.check_waitable()
             if chosen is allocation.home and not chosen.external and chosen.recorder is None:
@@ -524,7 +524,7 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
         return array_interface(self, self.allocation, self.open_device.streams)
 
     def get_ipc_handle(self) -> IpcHandle:
-        """What another process opens the memory with, by `open_ipc_array`; it pickles. What devmem enqueued is waited for.
+        """Return a picklable handle for another process's `open_ipc_array`. What devmem enqueued is waited for.
 
         The memory stays this process's: keep the array until the other process has let go of its own.
 
@@ -610,8 +610,8 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
         chosen = self._ordered_on(stream)
         opened = self.open_device
         with CurrentDevice(opened.handle):
-            if opened.free_queue.dropped or opened.completions.busy:
-                opened.free_queue.safe_point()
+            if opened.free_queue.dropped or opened.completions.in_flight:
+                opened.free_queue.free_if_due()
             if not stream:
                 chosen.check_waitable()
             if not isinstance(source, DeviceNDArray):
@@ -818,7 +818,7 @@ def new(
     if nbytes < 0:
         nbytes = check_size(shape, dtype.itemsize) if strides is None else span(shape, strides, dtype.itemsize)[1]
     memory = opened.memory
-    allocation = memory.allocate(nbytes, stream, bound is None) if nbytes else memory.nothing(stream)
+    allocation = memory.allocate(nbytes, stream, bound is None) if nbytes else memory.empty_allocation(stream)
     # Not by the constructor, which looks whether the user called it.
     array: DeviceNDArray[Any] = object.__new__(DeviceNDArray)
     array.open_device = opened

@@ -133,7 +133,7 @@ def pinned_over(buffer: Buffer, shape: Shape, dtype: np.dtype[Any], strides: Sha
 
 
 def buffer_of(array: npt.NDArray[Any]) -> Buffer | None:
-    """What keeps the driver's memory that an array lies in; None if it lies elsewhere."""
+    """Return the buffer of the driver's memory that an array lies in; None if it lies elsewhere."""
     base: object = array
     while isinstance(base, np.ndarray):
         base = base.base

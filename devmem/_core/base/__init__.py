@@ -1,1 +1,1 @@
-"""What every other room stands on: settings, scopes, shapes and strides, arguments, the device handle."""
+"""The ground floor of the core: settings, scopes, shapes and strides, arguments, the device handle."""

@@ -1,4 +1,4 @@
-"""What the public objects show and say of themselves: names that are listed, names of other libraries, and what makes them.
+"""Listings and error texts of the public objects: names that are listed, and other libraries' names with ours for them.
 
 The tables are here, once: what CuPy, PyTorch, JAX, Numba, PyCUDA and NumPy call what devmem calls otherwise, or leaves to others.
 """

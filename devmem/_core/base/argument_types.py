@@ -1,4 +1,4 @@
-"""What arguments are, for type checkers: the protocols of other libraries' objects, and shapes."""
+"""Types of arguments, for type checkers: the protocols of other libraries' objects, and shapes."""
 
 from __future__ import annotations
 

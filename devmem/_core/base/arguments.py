@@ -147,7 +147,7 @@ def _strides_of(strides: object, shape: Shape, itemsize: int) -> Shape:
 
 
 def alloc_flags(portable: bool, wc: bool, coherence: str) -> AllocFlags:
-    """What the keywords of pinned_array() and mapped_array() ask for."""
+    """Return the allocation flags for the keywords of pinned_array() and mapped_array()."""
     if coherence not in _COHERENCE:
         raise LayoutError(f"coherence is 'fine' or 'coarse', not {coherence!r}")
     flags = _COHERENCE[coherence]

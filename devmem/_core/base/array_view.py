@@ -15,7 +15,7 @@ D = TypeVar("D", bound=np.generic)
 
 
 class Strided(Protocol):
-    """What device views and ndarrays have in common, as far as a plan for a copy needs it."""
+    """The attributes of device views and of ndarrays that a plan for a copy uses."""
 
     @property
     def shape(self) -> Shape: ...
@@ -31,7 +31,7 @@ class Strided(Protocol):
 
 
 class Shaped:
-    """What follows from a shape and a dtype: `ArrayView` and `SmartArray` have it."""
+    """Properties that follow from a shape and a dtype: the base of `ArrayView` and `SmartArray`."""
 
     __slots__ = ()
 

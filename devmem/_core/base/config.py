@@ -22,14 +22,14 @@ ELSEWHERE = "DEVMEM_EMULATOR"
 
 
 class DefaultStream(StrEnum):
-    """Which stream orders work for which none was named."""
+    """The stream that orders work for which none was named."""
 
     LEGACY = "legacy"
     PER_THREAD = "per-thread"
 
 
 class TransferGuard(StrEnum):
-    """What happens at a copy to the host that the program did not ask for by name."""
+    """The reaction to a copy to the host that the program did not ask for by name."""
 
     ALLOW = "allow"
     LOG = "log"
@@ -37,14 +37,14 @@ class TransferGuard(StrEnum):
 
 
 class NegativeIndices(StrEnum):
-    """What the simulator does with a negative index: count from the end, as compiled code does, or report it."""
+    """The simulator's treatment of a negative index: count from the end, as compiled code does, or report it."""
 
     WRAP = "wrap"
     REPORT = "report"
 
 
 class Simulators(StrEnum):
-    """How kernels run on the host: thread by thread, or compiled where that can be done."""
+    """The way in which kernels run on the host: thread by thread, or compiled where that can be done."""
 
     EXACT = "exact"
     FAST = "fast"
@@ -251,7 +251,7 @@ def settings() -> Settings:
 
 
 def options_of(backend: Configurable) -> dict[str, object]:
-    """What is set for one backend, and the defaults of what was when it was asked for before, and is no longer.
+    """Return a backend's settings, and the default of each that an earlier call returned and that is no longer set.
 
     Nothing else: a program may have configured the backend itself. Warns of variables with its name that it does not know, once
     each.
@@ -269,7 +269,7 @@ def options_of(backend: Configurable) -> dict[str, object]:
 
 
 def _options(backend: Configurable) -> dict[str, object]:
-    """What is set for one backend: the value of an `Option`, the text of an option that is described by text."""
+    """Return a backend's settings: the value of an `Option`, the text of an option that is described by text."""
     found: dict[str, object] = {}
     for name, option in backend.options.items():
         variable = _variable(backend, name)

@@ -20,7 +20,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar, cast
 
 from ...spi.driver import PROTOCOLS, Driver, FullDriver, SupportsPointerInfo, SupportsStridedCopy
-from ...spi.errors import ClosedError, DevmemError, DevmemWarning, PluginError, UnsupportedError
+from ...spi.errors import BackendError, ClosedError, DevmemError, DevmemWarning, PluginError, UnsupportedError
 from ...spi.types import LEGACY_STREAM, Capability, DeviceInfo, MemoryInfo, MemoryKind
 from ...toolkit.deferred_errors import fresh_copy
 from ...toolkit.driver_parts import STRIDED, WithoutStridedCopies, lacking
@@ -70,7 +70,7 @@ class PublicDevice(Protocol):
 
 
 class Droppable(Protocol):
-    """What a finalizer may append to `DeviceHandle.dropped`: an allocation, a stream, an event, a loaded kernel."""
+    """An item of `DeviceHandle.dropped`, where finalizers put it: an allocation, a stream, an event, a loaded kernel."""
 
     @property
     def nbytes(self) -> int:
@@ -241,7 +241,7 @@ def checks_memory(info: DeviceInfo) -> bool:
 
 
 def known_bytes(driver: SupportsPointerInfo, low: int, nbytes: int) -> int:
-    """How many bytes from an address on the entered driver knows as memory, ``nbytes`` at most: of several allocations, too."""
+    """Count the bytes from an address on that the entered driver knows, ``nbytes`` at most: of several allocations, too."""
     at = low
     while at < low + nbytes:
         found = driver.pointer_range(at)
@@ -249,6 +249,14 @@ def known_bytes(driver: SupportsPointerInfo, low: int, nbytes: int) -> int:
             return at - low
         at = found[0] + found[1]
     return nbytes
+
+
+def known_or_all(driver: SupportsPointerInfo, low: int, nbytes: int) -> int:
+    """Return as many bytes as `known_bytes`; all where the driver fails, as its next call will, at which no block is lost."""
+    try:
+        return known_bytes(driver, low, nbytes)
+    except BackendError:
+        return nbytes
 
 
 class LastHandle(DeviceHandle):
@@ -386,7 +394,7 @@ def without_own_frames(error: E) -> E:
 
 
 def checked_driver(driver: object, backend: str, ordinal: int) -> Driver:
-    """What a backend's ``open`` returned, if it keeps the form of the contract.
+    """Return the driver that a backend's ``open`` returned, once its form was checked against the contract.
 
     Raises
     ------

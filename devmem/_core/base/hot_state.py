@@ -1,4 +1,4 @@
-"""What the compiled core reads of device handles, allocations, arrays, streams and events: its classes, or such with these slots.
+"""Fields that the compiled core reads of handles, allocations, arrays, streams and events: its classes, or such in Python.
 
 Flags are bools: the core's classes take nothing else for them, and have False where none was set.
 """

@@ -1,4 +1,4 @@
-"""What may be done while a call of devmem's is interrupted: whether this thread may wait for another.
+"""Check whether this thread may wait for another one, as it may have interrupted a call of devmem's.
 
 Python runs a signal's handler, which may raise or call devmem, at the beginning of each Python function and behind each call of a
 C function. A finalizer comes there too.

@@ -187,7 +187,7 @@ def _position(part: object, length: int, axis: int) -> int:
 
 
 def _instead(part: object) -> str:
-    """What to write where something is no index of a device array."""
+    """Return the advice for something that is no index of a device array."""
     if isinstance(part, (bool, np.bool_)):
         return "True and False are masks, which have no strides; index a host copy (copy_to_host()) instead"
     if isinstance(part, (float, np.floating)):

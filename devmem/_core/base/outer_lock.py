@@ -40,7 +40,7 @@ class OuterLock:
 
     @property
     def __enter__(self) -> Callable[[], bool]:
-        """What takes it, in C as the lock's own does: at once, or, where this thread may wait, when the other gives it back."""
+        """A callable, in C like the lock's own, that takes the lock at once, or waits where this thread may wait."""
         acquire = self._lock.acquire
         return partial(next, filter(None, chain(map(acquire, [False]), self._ask(), map(acquire, [True]))))
 

@@ -58,7 +58,7 @@ class OwnThreadVariable(Generic[T]):
 
 
 class _Thread(threading.local):
-    """What no other thread is known by: numbers of threads are used again."""
+    """A key of the current thread that no other thread ever has: numbers of threads are used again."""
 
     def __init__(self) -> None:
         self.key = object()
@@ -108,14 +108,14 @@ class Block(Generic[T]):
 
 
 class ThreadChoice(threading.local, Generic[T]):
-    """What was chosen for this thread where no block was around. The compiled core looks at it."""
+    """The choice of this thread for code outside of all blocks. The compiled core reads it."""
 
     def __init__(self, none: T) -> None:
         self.choice = Choice((none,))
 
 
 class ScopeVariable(Generic[T]):
-    """What is in force: what the innermost block of this thread or task says, else what was chosen for this thread.
+    """A value in force: that of the innermost block of this thread or task, else the one chosen for this thread.
 
     A block that is left where it was entered is taken out of the context; tasks that were begun inside of it keep its value, as
     contexts do. Left in another thread or task, it ends for all of them.
@@ -132,7 +132,7 @@ class ScopeVariable(Generic[T]):
         self._left: list[T] = []
 
     def get(self) -> T:
-        """What is in force."""
+        """Return the value in force."""
         blocks: tuple[Block[T], ...] | None = self.blocks.get()
         for block in reversed(blocks) if blocks else ():
             if not block.ended:
@@ -299,12 +299,12 @@ class Scope(Generic[T]):
 
 
 def count_lock() -> AbstractContextManager[object]:
-    """What is held while a count that threads share changes, by statements without a call: nothing comes between under a GIL."""
+    """Return the lock for changes of a shared count; none with a GIL, which keeps statements without a call whole."""
     return lock("open scopes, without a GIL", Rank.LEAF) if FREE_THREADED else nullcontext()
 
 
 class Deferral:
-    """How many ``defer_cleanup()`` blocks are open in the process.
+    """The number of ``defer_cleanup()`` blocks that are open in the process.
 
     ``counting`` is held where ``depth`` changes, and where the blocks of ``with use_memory()`` are counted.
     """

@@ -1,4 +1,4 @@
-"""How the simulator runs kernels: what the scope says, else the settings."""
+"""The simulator's options: those of the scope, else those of the settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THREADS = max(2, min(os.cpu_count() or 1, 4))
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What a launch in the simulator looks out for. Documented at `devmem.simulator`."""
+    """The checks and options of a launch in the simulator. Documented at `devmem.simulator`."""
 
     race_check: bool = False
     shuffle: int | None = None
@@ -44,9 +44,14 @@ def current() -> Simulation:
     return Simulation(given.sim_race_check, given.sim_shuffle, given.sim_wave_size, given.sim_negative, given.sim)
 
 
+def simulates(info: DeviceInfo) -> bool:
+    """Whether the kernels of a device are simulated."""
+    return Capability.HOST_FUNCTION in info.capabilities
+
+
 def wave_size(info: DeviceInfo) -> int:
     """The threads of a warp or wavefront of a device; where kernels are simulated, the simulation's."""
-    return current().wave_size if Capability.HOST_FUNCTION in info.capabilities else info.warp_size
+    return current().wave_size if simulates(info) else info.warp_size
 
 
 def choose(race_check: bool, shuffle: int | None, wave_size: int, negative: str, mode: str) -> Scope[Simulation]:

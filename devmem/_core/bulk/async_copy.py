@@ -134,7 +134,7 @@ class Transfer(Generic[T]):
         opened = self._opened
         if opened.handle.dead is None and (opened.free_queue.dropped or opened.free_queue.pending):
             with suppress(ClosedError), CurrentDevice(opened.handle):
-                opened.free_queue.safe_point()  # what the call left alone because it may wait
+                opened.free_queue.free_if_due()  # what the call left alone because it may wait
         return True
 
     def _complete(self, event: Event) -> None:
@@ -288,7 +288,7 @@ def _start(
     chosen = opened.streams.stream_of(stream if source.stream is None else stream or source.stream)
     chosen.check_not_recorded("copy_async()")
     with CurrentDevice(opened.handle):
-        opened.free_queue.safe_point()
+        opened.free_queue.free_if_due()
         with StreamUse(chosen, source.allocation):
             download = opened.copies.start_download(source, target, chosen)
     return _transfer(opened, chosen, source, target, download)

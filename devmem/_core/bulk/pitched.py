@@ -29,7 +29,7 @@ Given = tuple[object, object, object]
 
 
 class Rows(NamedTuple):
-    """Where one side's rows are, in bytes: first row, from row to row, from slice to slice."""
+    """The rows of one side, in bytes: offset of the first row, pitch of the rows, pitch of the slices."""
 
     offset: int
     pitch: int
@@ -100,7 +100,7 @@ def _side(
 
 
 def _rows(name: str, nbytes: int, extent: Shape, where: Given) -> Rows:
-    """Where a side's rows are; LayoutError where they overlap, or are not all within the side's bytes."""
+    """Return a side's rows; LayoutError where they overlap, or are not all within the side's bytes."""
     depth, height, width = extent
     offset = _integer(f"{name}_offset", where[0])
     pitch = width if where[1] is None else _integer(f"{name}_pitch", where[1])

@@ -42,7 +42,7 @@ Replacing = DeviceNDArray[Any] | npt.NDArray[Any] | Sequence[DeviceNDArray[Any] 
 
 
 class Record:
-    """What a plan has made and keeps: a graph, and what the graph uses. It goes back through the queue of what was dropped."""
+    """The parts of a plan: its graph, and what the graph uses. They go back through the queue of dropped items."""
 
     __slots__ = ("event", "graph", "kept", "memory", "opened", "stream", "table")
 
@@ -176,7 +176,7 @@ class TransferPlan(Listed):
 
     @property
     def copies(self) -> int:
-        """How many copies between arrays were recorded; `update` replaces their sides."""
+        """Number of copies between arrays that were recorded; `update` replaces their sides."""
         return len(self._recorder.copies)
 
     @property
@@ -202,8 +202,8 @@ class TransferPlan(Listed):
         self._check()
         opened, stream, recorder = self.opened, self.stream, self._recorder
         with CurrentDevice(opened.handle) as driver:
-            if opened.handle.dropped or opened.completions.busy:
-                opened.free_queue.safe_point()
+            if opened.handle.dropped or opened.completions.in_flight:
+                opened.free_queue.free_if_due()
             for allocation in self._allocations():
                 if allocation.freed:
                     allocation.refuse()

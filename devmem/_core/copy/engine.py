@@ -30,7 +30,7 @@ from ..ordering.completions import CompletionTracker
 from ..ordering.recorder import RecordedCopy, Recorder, Side
 from ..ordering.stream import Stream
 from .device_scratch import DeviceScratch
-from .host_copy import copy_elements, raw, scratch
+from .host_copy import copy_elements, page_aligned_empty, raw
 from .host_memory import HostMemory, host_memory_of
 from .plan import GAPS, SMALL_DOWNLOAD, SMALL_UPLOAD, SPARSE_PART, CopyPlan, Route, plan_copy
 from .rows import Rows, rows
@@ -108,7 +108,7 @@ class CopyEngine:
         return is_pitched(self.handle, rows, kind)
 
     def memory_of(self, host: npt.NDArray[Any]) -> HostMemory:
-        """What a host array's memory is."""
+        """Return the sort of a host array's memory."""
         return host_memory_of(self.handle, self.page_locks, host)
 
     def is_cut(self, host: npt.NDArray[Any]) -> bool:
@@ -191,7 +191,7 @@ class CopyEngine:
         else:
             self.statistics.count(plan.path, dst.nbytes, began, None, plan.why, src, stream, plan.rows)
 
-    def put(
+    def upload_part(
         self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, waits: bool = True
     ) -> CopyPlan:
         """Upload without counting: a part of a copy that the caller counts."""
@@ -199,7 +199,7 @@ class CopyEngine:
         plan = plan_copy(H2D, device, host, self, stream, waits=waits)
         return self._carry_out(plan, H2D, device, host, stream, blocking, waits)
 
-    def get(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream, blocking: bool) -> CopyPlan:
+    def download_part(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream, blocking: bool) -> CopyPlan:
         """Download without counting: a part of a copy that the caller counts."""
         device, host = along_memory(src, dst)
         return self._carry_out(plan_copy(D2H, host, device, self, stream), D2H, device, host, stream, blocking)
@@ -288,16 +288,16 @@ class CopyEngine:
         if not overlap(address_range(dst), address_range(src)):
             if stream.recorder is not None:
                 with stream.recorder.copying(RecordedCopy(D2D, _device_side(dst), _device_side(src))):
-                    self.place(dst, src, stream, blocking, waits)
+                    self.copy_part(dst, src, stream, blocking, waits)
                 return
-            plan = self.place(dst, src, stream, blocking, waits)
+            plan = self.copy_part(dst, src, stream, blocking, waits)
         elif (dst._ptr, dst.strides) != (src._ptr, src.strides):
             plan = self._move_overlapping(dst, src, stream, blocking, waits)
         else:
             return  # onto itself
         self.statistics.count(plan.path, dst.nbytes, began, None, plan.why, src, stream, plan.rows)
 
-    def place(
+    def copy_part(
         self, dst: ArrayView[Any], src: ArrayView[Any], stream: Stream, blocking: bool, waits: bool = True
     ) -> CopyPlan:
         """Copy between regions of the device that have no byte in common, as a part of a copy that the caller counts."""
@@ -307,13 +307,13 @@ class CopyEngine:
             self.submitter.copy_rows(plan.rows, dst._ptr, src._ptr, D2D, stream, blocking)
             return plan
         stream.check_waitable()
-        by_host(self, dst, stream, src, lambda part, host: self.get(part, host, stream, True))
+        by_host(self, dst, stream, src, lambda part, host: self.download_part(part, host, stream, True))
         if blocking:
             self.wait_for(stream)
         return plan
 
     def boxes(self, dst: ArrayView[Any], src: ArrayView[Any], stream: Stream) -> list[Box]:
-        """What copies one region of the device to another as a part of a batch; empty where only `place` does."""
+        """Return boxes that copy one region of the device to another in a batch; none where only `copy_part` does."""
         if not self.volume_batches or stream.is_capturing():
             return []
         plan = plan_copy(D2D, dst, src, self, stream)
@@ -331,7 +331,7 @@ class CopyEngine:
         # No generator: what an interrupt raises as one is closed is kept by the interpreter's hook, and so would the array be.
         if not is_contiguous(*layout, "C") and not is_contiguous(*layout, "F"):
             stream.check_not_recorded("to fill elements that do not lie side by side")
-            plan = self.put(dst, np.broadcast_to(item, dst.shape), stream, blocking)
+            plan = self.upload_part(dst, np.broadcast_to(item, dst.shape), stream, blocking)
             self.statistics.count("fill", dst.nbytes, began, None, plan.why, dst, stream, plan.rows)
             return
         width = _word_width(pattern)
@@ -422,7 +422,7 @@ class CopyEngine:
             self.submitter.copy(to, origin, host.nbytes, kind, stream, blocking=blocking, host=host, rows=plan.rows)
         else:
             locks = self.page_locks
-            with locks.steady(*extent(host)) if locks.segments else _NOTHING_LOCKED:
+            with locks.hold_page_locks(*extent(host)) if locks.segments else _NOTHING_LOCKED:
                 if kind is H2D:
                     self._put_packed(device, host, stream, blocking)
                 else:
@@ -433,7 +433,7 @@ class CopyEngine:
 
     def _put_packed(self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
         """Gather the source on the host, in the destination's order of memory."""
-        packed = scratch(src.shape, src.dtype)
+        packed = page_aligned_empty(src.shape, src.dtype)
         copy_elements(raw(packed), raw(src))
         plan = rows(src.shape, src.itemsize, dst.strides, packed.strides)
         self.submitter.copy_rows(plan, dst._ptr, address(packed), H2D, stream, blocking, packed)
@@ -465,11 +465,11 @@ class CopyEngine:
         with parts:
             for block, part, packed in parts:
                 if kind is H2D:
-                    self.put(packed, host[block], stream, False, waits)
+                    self.upload_part(packed, host[block], stream, False, waits)
                     self._on_device(part, packed, stream)
                 else:
                     self._on_device(packed, part, stream)
-                    self.get(packed, host[block], stream, True)
+                    self.download_part(packed, host[block], stream, True)
         if blocking and kind is H2D:
             self.wait_for(stream)
         return True
@@ -489,7 +489,7 @@ class CopyEngine:
 
     def _get_packed(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream) -> None:
         """Let the driver gather the elements; how they lie in the destination is the host's part."""
-        packed = scratch(dst.shape, dst.dtype)
+        packed = page_aligned_empty(dst.shape, dst.dtype)
         plan = rows(dst.shape, dst.itemsize, packed.strides, src.strides)
         self.submitter.copy_rows(plan, address(packed), src._ptr, D2H, stream, True, packed)
         copy_elements(raw(dst), raw(packed))
@@ -500,7 +500,7 @@ class CopyEngine:
     def _get_span(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream) -> None:
         """Fetch everything from the lowest to the highest element in one run."""
         strides, low = src.strides, src._ptr
-        fetched = scratch((span(dst.shape, strides, dst.itemsize)[1],), BYTE)
+        fetched = page_aligned_empty((span(dst.shape, strides, dst.itemsize)[1],), BYTE)
         if fetched.nbytes < self.staging_threshold:
             self._fetch(fetched, low, fetched.nbytes, stream)
         else:
@@ -511,7 +511,7 @@ class CopyEngine:
     def _get_sparse(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream) -> None:
         """Fetch what lies between elements with them as long as that takes less time than the driver's next call."""
         target, strides, itemsize = raw(dst), src.strides, dst.itemsize
-        fetched = scratch((max(SPARSE_PART, itemsize),), np.uint8)
+        fetched = page_aligned_empty((max(SPARSE_PART, itemsize),), np.uint8)
         for block in blocks(dst.shape, itemsize, SPARSE_PART, strides):
             lengths = block_shape(dst.shape, block)
             nbytes, low = span(lengths, strides, itemsize)[1], src._ptr + block_offset(strides, block)
@@ -522,19 +522,23 @@ class CopyEngine:
     def _move_overlapping(
         self, dst: ArrayView[Any], src: ArrayView[Any], stream: Stream, blocking: bool, waits: bool
     ) -> CopyPlan:
-        """As if the source had been copied away first: it is."""
+        """Copy between overlapping ranges by way of a temporary device block."""
         copy = self.memory.allocate(src.nbytes, stream)
         with StreamUse(stream, copy):
             packed: ArrayView[Any] = ArrayView(copy.ptr, src.shape, src.dtype)
-            self.place(packed, src, stream, False, waits)
-            self.place(dst, packed, stream, blocking, waits)
+            self.copy_part(packed, src, stream, False, waits)
+            self.copy_part(dst, packed, stream, blocking, waits)
         return CopyPlan(Route.SCRATCH, "d2d scratch", "source and destination overlap")
 
     def _fill_by_doubling(self, ptr: int, pattern: bytes, nbytes: int, stream: Stream) -> None:
         """Fill with a pattern of any length: some of it from the host, then each copy doubles what is there."""
         repeats = max(1, min(PATTERN_BYTES, nbytes) // len(pattern))
         recorder, nbytes_of_first = stream.recorder, repeats * len(pattern)
-        first = scratch((nbytes_of_first,), np.uint8) if recorder is None else recorder.page_locked(nbytes_of_first)
+        first = (
+            page_aligned_empty((nbytes_of_first,), np.uint8)
+            if recorder is None
+            else recorder.page_locked(nbytes_of_first)
+        )
         first[:] = np.frombuffer(pattern * repeats, np.uint8)
         copy = self.submitter.copy
         with _NOTHING_LOCKED if recorder is None else recorder.reading(first):
@@ -563,7 +567,7 @@ def by_host(
         part = part_of(src, tile)
         host = new_host(part.shape, part.dtype)
         fetch(part, host)
-        engine.put(part_of(dst, tile), host, stream, False)
+        engine.upload_part(part_of(dst, tile), host, stream, False)
         engine.ring.limit_in_flight(stream)
 
 

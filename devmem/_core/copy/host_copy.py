@@ -37,7 +37,7 @@ def copy_elements(dst: npt.NDArray[Any], src: npt.NDArray[Any]) -> None:
         np.copyto(dst[strip], src[strip], casting="no")
 
 
-def scratch(shape: Shape, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+def page_aligned_empty(shape: Shape, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """A new C-contiguous array of undefined contents, on pages of its own.
 
     Memory beside it may be page-locked at any time, and drivers refuse a copy of memory that is page-locked in part.

@@ -1,4 +1,4 @@
-"""What host memory is, as far as a copy is concerned."""
+"""Sorts of host memory, as far as copies differ by them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HostMemory(StrEnum):
 def host_memory_of(
     handle: DeviceHandle, page_locks: PageLockTable, host: npt.NDArray[Any], *, ask: bool = True
 ) -> HostMemory:
-    """What an array's memory is: by who made it, by what is registered, by what it is a view of, by asking the driver.
+    """Find the sort of an array's memory by its maker, by registrations, by its base array, and by asking the driver.
 
     Unless ``ask``, the driver is left alone: memory that only the driver knows counts as pageable.
     """

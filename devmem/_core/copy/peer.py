@@ -58,7 +58,7 @@ class PeerSource(NamedTuple):
     def fetch(self, part: ArrayView[Any], host: npt.NDArray[Any]) -> None:
         """Download a part of the source."""
         with CurrentDevice(self.engine.handle), StreamUse(self.stream, self.allocation):
-            self.engine.get(part, host, self.stream, True)
+            self.engine.download_part(part, host, self.stream, True)
 
     def fetch_before(self, engine: CopyEngine, stream: Stream, part: ArrayView[Any], host: npt.NDArray[Any]) -> None:
         """Enqueue the download of a part into a slot, and let a stream of the other device, which is entered, wait for it."""

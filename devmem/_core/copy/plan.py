@@ -59,7 +59,7 @@ H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
 
 
 class Route(StrEnum):
-    """How a copy goes."""
+    """The route of a copy."""
 
     DIRECT = "direct"
     ROWS = "2d"
@@ -71,7 +71,7 @@ class Route(StrEnum):
 
 
 class CopyFacts(Protocol):
-    """What a plan depends on besides the two sides. The engine is it; a test gives its own."""
+    """The facts on which a plan depends besides the two sides. The engine has them; a test gives its own."""
 
     @property
     def staging_threshold(self) -> int:
@@ -90,7 +90,7 @@ class CopyFacts(Protocol):
 
     @property
     def pitch_multiple(self) -> int:
-        """What pitches must be a multiple of for strided copies between host and device to be worth having."""
+        """The number of which pitches must be multiples for strided copies between host and device to be fast."""
 
     def calls(self, rows: Rows, kind: CopyKind) -> int:
         """Driver calls that rows take."""
@@ -99,7 +99,7 @@ class CopyFacts(Protocol):
         """Whether the driver copies these rows in one call."""
 
     def memory_of(self, host: npt.NDArray[Any]) -> HostMemory:
-        """What a host array's memory is."""
+        """Return the sort of a host array's memory."""
 
     def is_cut(self, host: npt.NDArray[Any]) -> bool:
         """Whether page-locked memory begins or ends within a host array."""

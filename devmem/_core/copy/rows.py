@@ -13,7 +13,7 @@ _by_destination = itemgetter(1)
 
 
 class Slices(NamedTuple):
-    """What a three-dimensional copy needs besides its rows: slices, pitches between them, and where each call begins."""
+    """Arguments of a three-dimensional copy besides its rows: slices, pitches between them, and where each call begins."""
 
     depth: int
     dst_rows: int
@@ -37,7 +37,7 @@ class Rows:
 
     @property
     def calls(self) -> int:
-        """How often the rows are repeated: at each offset of the outer axes."""
+        """The number of times that the rows are repeated: once for each offset of the outer axes."""
         found = 1
         for count, _, _ in self.outer:
             found *= count

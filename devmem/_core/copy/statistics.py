@@ -1,4 +1,4 @@
-"""What copies did: counted by path, always, and written to a trace where there is one.
+"""Statistics of copies: counted by path, always, and written to a trace where there is one.
 
 Each copy that a caller asked for is counted once, however many parts it was done in: the sum over all paths is what was moved::
 
@@ -50,7 +50,7 @@ waits = _Waits()
 
 
 def begin() -> float:
-    """When a copy begins, for `CopyStatistics.count`; from here on this thread's waits are the copy's."""
+    """Return the start of a copy, for `CopyStatistics.count`; from here on this thread's waits are the copy's."""
     waits.seconds = 0.0
     return perf_counter()
 
@@ -176,7 +176,7 @@ class CopyStatistics:
         return Waiting(self.trace, what)
 
     def take(self, reset: bool) -> TransferStats:
-        """What was counted; ``reset`` takes just that off, and not what other threads count meanwhile."""
+        """Return the counts. ``reset`` subtracts just those, so that what other threads count meanwhile stays."""
         found: dict[str, dict[str, Any]] = {}
         compiled = self.compiled(reset) if self.compiled else ()
         counters = [(path, _take(counter, reset)) for path, counter in self.small.items()]
@@ -233,7 +233,7 @@ class LockedStatistics(CopyStatistics):
             super().add(*copies)
 
     def take(self, reset: bool) -> TransferStats:
-        """What was counted."""
+        """Return the counts, under the lock."""
         with self.lock:
             return super().take(reset)
 

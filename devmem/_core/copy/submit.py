@@ -1,4 +1,4 @@
-"""What a driver is asked to do for a copy, in as few calls as the device can do it in.
+"""Submission of copies to a driver, in as few calls as the device can do them in.
 
 `Submitter.copy` is the one place where a run of bytes is copied: every other copy is made of it, or of the driver's strided
 copies. A ``host`` array that is given to it, or to `Submitter.copy_rows`, is kept alive as long as the device
@@ -69,7 +69,7 @@ class Submitter:
         while True:
             if before and not blocking and self._shares_pages(host, stream):
                 blocking = True  # its owner may change it: it is pageable to that one, and page-locked to the driver
-            with _NOTHING_LOCKED if host is None or not before else locks.steady(*extent(host)):
+            with _NOTHING_LOCKED if host is None or not before else locks.hold_page_locks(*extent(host)):
                 try:
                     if rows is not None:
                         running = self.copy_rows(rows, dst, src, kind, stream, blocking, host)

@@ -1,4 +1,4 @@
-"""Which backend: the one asked for, else the first GPU backend that is usable, else the host with a warning."""
+"""The choice of a backend: the one asked for, else the first GPU backend that is usable, else the host with a warning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..base.plugin_registry import registry
 
 @dataclass(frozen=True)
 class BackendStatus:
-    """What is known of a backend: its name, whether it can be used here, else why not, its devices and who supplies it.
+    """The status of a backend: its name, whether it can be used here, else why not, its devices and who supplies it.
 
     ``by_name_only``: it is not chosen where no backend is named.
 
@@ -102,7 +102,7 @@ def first_usable() -> str:
 
 
 def _first_clause(reason: str) -> str:
-    """What is wrong, without what was looked for and what would help."""
+    """Return the first clause of a reason, without the places searched and the advice."""
     return re.split(r" \(|: |; |\n", reason, maxsplit=1)[0]
 
 

@@ -27,12 +27,12 @@ from ..ordering.completions import leaked
 from ..ordering.event import current_maker
 from ..ordering.stream import chosen_device, chosen_stream, place
 from .backends import chosen_name, statuses, usable_backend
-from .open_device import OpenDevice, close_left_open, left_open
+from .open_device import OpenDevice, closing_drivers, finish_closing
 
 _devices: dict[tuple[str, int], Device] = {}
 _default: Device | None = None
 _lock = OuterLock("devices", Rank.DEVICE, "a device, which another thread opens,")
-_left_behind: set[str] = set()
+_backends_of_parent: set[str] = set()  # which a forked child may not use
 _exiting = False
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Device(_Advice):
 
     @property
     def name(self) -> str:
-        """What the vendor calls the device."""
+        """The vendor's name for the device."""
         return self.info.name
 
     def memory_info(self) -> MemoryInfo:
@@ -379,7 +379,7 @@ def close_all() -> None:
                 _close(cast(Device, opened.device), "was closed")
             except Exception as error:  # the other devices must still be closed
                 first.put(error)
-        first.attempt(close_left_open)
+        first.attempt(finish_closing)
         _default = None
         _forget_lane()
         forget()
@@ -394,8 +394,8 @@ def _find_default() -> Device:
 
 def check_not_left_behind(backend: str | None = None) -> None:
     """ForkedError for what a parent process had open of a backend, or of any."""
-    if _left_behind and (backend is None or backend in _left_behind):
-        which = backend or ", ".join(sorted(_left_behind))
+    if _backends_of_parent and (backend is None or backend in _backends_of_parent):
+        which = backend or ", ".join(sorted(_backends_of_parent))
         raise ForkedError(
             f"the backend {which!r} was in use before this process was forked, and cannot be used in the child "
             f"(pid {os.getpid()}): open devices after forking, or start processes with the 'spawn' method"
@@ -414,7 +414,7 @@ def _open(device: Device) -> OpenDevice:
         check_not_left_behind(device.backend)
         if sys.is_finalizing():
             raise fresh_copy(ENDED)
-        close_left_open()
+        finish_closing()
         made, opened = list[Driver](), None
         try:
             opened = OpenDevice(device, _open_driver(device, made))
@@ -442,7 +442,7 @@ def _open_driver(device: Device, made: list[Driver]) -> Driver:
     try:
         driver = usable_backend(device.backend).open(device.ordinal)
     except DeviceLost as error:
-        blocks = sum(opened.memory.lent_blocks() for opened, _ in left_open if opened.device == device)
+        blocks = sum(opened.memory.lent_blocks() for opened, _ in closing_drivers if opened.device == device)
         if blocks:
             error.args = (
                 f"{error}; {blocks} page-locked or managed blocks of it are still referenced, which keeps it from starting "
@@ -474,11 +474,11 @@ def _forget_lane() -> None:
 def _after_fork_in_child() -> None:
     scopes.deferral.reset()
     page_locks.forget_after_fork()
-    leaked.extend(left_open)
-    left_open.clear()
+    leaked.extend(closing_drivers)
+    closing_drivers.clear()
     for device in list(_devices.values()):
         if device._opened is not None and device._opened.handle.dead is None:
-            _left_behind.add(device.backend)
+            _backends_of_parent.add(device.backend)
             device._opened.forget_after_fork()
 
 

@@ -33,7 +33,7 @@ UPLOAD, DOWNLOAD, WAIT = 4, 5, 6
 
 
 class LaneAnswers:
-    """What a lane asks, of one open device (`OpenDevice`, which imports this)."""
+    """The answers to a lane's questions about one open device (`OpenDevice`, which imports this)."""
 
     def __init__(self, opened: Any, driver: Driver) -> None:
         self.opened = opened
@@ -115,7 +115,7 @@ def lane_of(opened: Any) -> object:
         refused=offered.table_refused,
         blocks=offered.table_blocks,
         queue=opened.free_queue,
-        completing=opened.completions.busy,
+        completing=opened.completions.in_flight,
         locks=opened.page_locks,
         legacy=opened.streams.legacy,
         own_streams=opened.streams._streams,

@@ -1,4 +1,4 @@
-"""Where a device's memory is: what the heaps of open devices say, as a table for people and as blocks for tools.
+"""A report of a device's memory from the heaps of open devices: a table for people, and blocks for tools.
 
 Nothing is recorded for it: sizes come from the tables of live addresses that every heap keeps, and the lines of the program from
 a `Statistics` with ``owners=True``, where one stands in the stack. Counted while other threads go on: a block that is allocated
@@ -43,7 +43,7 @@ class SizeClass:
 
 @dataclass(frozen=True, slots=True)
 class StackSummary:
-    """What one memory stack of a device holds, in bytes.
+    """The bytes that one memory stack of a device holds.
 
     ``peak_bytes``, the most that was in use, is None where no `Statistics` in the stack counts it. ``cached_bytes`` is what the
     whole stack keeps for reuse. ``peak_reserved_bytes`` is the most that its pool had taken, in use and cached; None without one.
@@ -79,7 +79,7 @@ class DeviceSummary:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MemorySummary:
-    """Where the memory of the open devices is. ``print`` shows a table, a notebook an HTML one; `to_json` is for programs."""
+    """The memory of the open devices. ``print`` shows a table, a notebook an HTML one; `to_json` is for programs."""
 
     devices: tuple[DeviceSummary, ...]
 

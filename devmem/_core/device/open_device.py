@@ -30,7 +30,7 @@ from .lane import lane_of
 #: Seconds that a close waits until other threads have left the calls that they are inside.
 PATIENCE = 30.0
 #: Devices that were closed, whose drivers are not: the host, or another library, may use memory of them.
-left_open: list[tuple[OpenDevice, Driver]] = []
+closing_drivers: list[tuple[OpenDevice, Driver]] = []
 
 
 class OpenDevice:
@@ -75,7 +75,7 @@ class OpenDevice:
 
     def new_stream(self, priority: object, non_blocking: bool) -> Stream:
         """A stream of devmem's own."""
-        return self.streams.new_stream(priority, non_blocking, self.free_queue.safe_point)
+        return self.streams.new_stream(priority, non_blocking, self.free_queue.free_if_due)
 
     def trim(self, keep_bytes: int) -> None:
         """Free what is pending, then give back what the memory stacks cache; the device is entered."""
@@ -94,7 +94,7 @@ class OpenDevice:
     def close(self, why: str) -> None:
         """Wait for the device, free all that came from it, and refuse every later call.
 
-        The driver is closed later, by `close_left_open`, where the host or another library may still use memory of the device.
+        The driver is closed later, by `finish_closing`, where the host or another library may still use memory of the device.
         """
         handle, driver, mine = self.handle, self.handle.driver, object()
         if handle.has_interrupted_a_call():  # which would go on with streams and memory that are gone
@@ -177,8 +177,8 @@ class OpenDevice:
             finally:
                 self._end(why)
                 self.memory.lose()
-                left_open.append((self, driver))
-                close_left_open()
+                closing_drivers.append((self, driver))
+                finish_closing()
             return
 
         def leave() -> None:
@@ -202,8 +202,8 @@ class OpenDevice:
                 if token is not None:
                     driver.exit(token)
             finally:
-                left_open.append((self, driver))
-                close_left_open()
+                closing_drivers.append((self, driver))
+                finish_closing()
 
     def _leak_pending(self) -> None:
         self.completions.leak_pending()
@@ -223,18 +223,18 @@ class OpenDevice:
                 first.attempt(destroy, handle)  # the others must still be destroyed
 
 
-def close_left_open() -> None:
+def finish_closing() -> None:
     """Close the drivers of closed devices whose memory nothing uses any more.
 
     Called when a device opens or closes, and by `trim`.
     """
-    for entry in list(left_open):
+    for entry in list(closing_drivers):
         opened, driver = entry
-        if entry not in left_open:  # another thread does
+        if entry not in closing_drivers:  # another thread does
             continue
         ended = False
         try:
-            left_open.remove(entry)
+            closing_drivers.remove(entry)
             try:
                 if opened.memory.lent_blocks():
                     opened.take_back_lent(driver)
@@ -247,4 +247,4 @@ def close_left_open() -> None:
                         driver.close()
         finally:
             if not ended and driver not in opened.page_locks.closing:  # in use, or interrupted
-                left_open.append(entry)
+                closing_drivers.append(entry)

@@ -1,4 +1,4 @@
-"""What ``dlpack.h`` of DLPack 1.x declares: managed tensors, and element types with the dtypes that NumPy has for them."""
+"""Declarations of ``dlpack.h`` of DLPack 1.x: managed tensors, and element types with NumPy's dtypes for them."""
 
 from __future__ import annotations
 

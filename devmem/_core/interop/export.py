@@ -53,7 +53,7 @@ def exported(view: ArrayView[Any], allocation: Allocation, table: StreamTable, s
                 if consumer is None:
                     allocation.wait()
                 else:
-                    allocation.hand_to(consumer)
+                    allocation.order_for_consumer(consumer)
     keep = ExportedForeign(allocation.queue, allocation.owner, consumer) if allocation.home is None else allocation
     allocation.lend()
     flags = READ_ONLY if allocation.read_only else 0
@@ -160,13 +160,13 @@ def make_ready(table: StreamTable, stream: int | None, *, now: bool = False) -> 
         return
     consumer = None if stream is None else consumer_of(table, stream)
     completions = table.completions
-    if not completions.busy:
+    if not completions.in_flight:
         return
     with CurrentDevice(table.handle):
         if consumer is None or now:
             completions.wait_complete()
             return
-        for other in list(completions.busy):
+        for other in list(completions.in_flight):
             if other is not consumer and not consumer.waits_for(other):
                 completions.order_behind(consumer.handle, other)
 

@@ -27,7 +27,7 @@ from ...spi.errors import LayoutError
 from ..base.arguments import foreign_attribute
 from ..base.layout import MAX_AXES, new_host
 from .dlpack import HOST_TYPES
-from .import_ import device_of_tensor, host_tensor, is_tensor
+from .foreign_arrays import device_of_tensor, host_tensor, is_tensor
 
 #: Types of which NumPy makes one element, or that it takes as they are: there is nothing to look for in them.
 _PLAIN = {bool, int, float, complex, str, bytes, range, type(None), np.ndarray}
@@ -145,7 +145,7 @@ def one_value(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def _converted(obj: object, dtype: np.dtype[Any] | None) -> npt.NDArray[Any]:
-    """What NumPy makes of an object; of a tensor that it can do nothing with, what DLPack says it is."""
+    """Convert an object by NumPy; a tensor that NumPy cannot convert, by DLPack."""
     if _says_mask(obj):
         raise _lost_mask()
     try:
@@ -197,7 +197,7 @@ def _is_host_tensor(obj: object) -> bool:
 
 
 def _items(obj: Any) -> Any:
-    """What NumPy looks into: the items of a list, or of what has a length and items, and no conversion or memory of its own."""
+    """Return what NumPy iterates over: the items of a list, or of an object with a length and no conversion or memory."""
     kind = type(obj)
     if issubclass(kind, (list, tuple)):
         return obj
@@ -239,7 +239,7 @@ def _assignable(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def _instead(host: npt.NDArray[Any], dtype: np.dtype[Any]) -> str:
-    """What converts a value that is not of the same kind, for people."""
+    """Return the conversion for a value that is not of the same kind, as text for people."""
     if set(host.dtype.names or ()) & set(dtype.names or ()):  # which astype() does not look at
         return "for a value with the same fields, by name, give numpy.lib.recfunctions.require_fields(value, d.dtype)"
     if not np.can_cast(host.dtype, dtype, "unsafe"):

@@ -217,7 +217,7 @@ _opened: dict[type[Opened], WeakKeyDictionary[OpenDevice, Opened]] = {
 
 
 def handle_of(view: ArrayView[Any], allocation: Allocation) -> IpcHandle:
-    """What another process opens the array's memory with; all that devmem enqueued on it is waited for.
+    """Return the handle by which another process opens an array's memory, after waiting for devmem's work on it.
 
     Raises
     ------
@@ -317,7 +317,7 @@ def opened(
         heap.live = Counted()
     home = opened.streams.stream_of(None)
     with CurrentDevice(opened.handle) as driver:
-        opened.free_queue.safe_point()
+        opened.free_queue.free_if_due()
         if isinstance(resource, OpenedPool) and descriptor is not None:
             base = resource.open((handle.owner, handle.raw), int(descriptor), handle.raw)
         elif handle.virtual:  # the driver maps no more than there is

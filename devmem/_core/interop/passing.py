@@ -74,7 +74,7 @@ def receive(connection: socket.socket) -> tuple[Any, ...]:
 
 
 def _rest(connection: socket.socket, nbytes: int) -> bytes:
-    """So many bytes more."""
+    """Receive so many bytes more."""
     parts = []
     while nbytes:
         part = connection.recv(nbytes)

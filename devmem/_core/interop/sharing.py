@@ -1,4 +1,4 @@
-"""What this process shares, as it answers other processes that open it: whether a block still lives, and its pool's descriptor.
+"""Answers to processes that open this one's shared memory: whether a block still lives, and its pool's descriptor.
 
 A handle travels by any way, and may be old or forged. So the process that opens it asks the one that made it, over a Unix socket
 with a name of its own (Linux), before any memory is mapped. The answer is yes only for a block that is live, and for just what
@@ -182,7 +182,7 @@ def receive_with_descriptor(connection: socket.socket, nbytes: int) -> tuple[byt
 
 
 def descriptor_of(key: bytes) -> Descriptor | None:
-    """What comes with the answer for a block that is shared."""
+    """Return the descriptor that goes with the answer for a shared block, if one does."""
     shared = _shared.get(key)
     return None if shared is None else next(iter(shared.descriptors), None)
 

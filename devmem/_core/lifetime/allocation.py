@@ -131,7 +131,7 @@ class Allocation(AllocationState):
         """Every stream that devmem's work on the block may still be on."""
         return {self.home: None, **(self.streams or {})}
 
-    def hand_to(self, stream: Stream) -> None:
+    def order_for_consumer(self, stream: Stream) -> None:
         """Make a stream's later work come after all that devmem enqueued on the block, and count it among those that use it.
 
         For work of others, which the stream's own calls do not announce. The device is entered.
@@ -410,15 +410,15 @@ class ForeignAllocation(Allocation):
             super().after_use(stream)
 
     def after_peer_use(self, stream: Stream, completions: CompletionTracker) -> None:
-        """As `after_use`."""
+        """Keep the owner alive until another device's stream has passed this use."""
         completions.keep_until_complete(stream, self.owner)
         super().after_peer_use(stream, completions)
 
     def uses(self) -> dict[Stream, Event | None]:
-        """Where it was made ready, and where it was used; what only lent it a device's address is asked for all its copies."""
+        """Return the streams that made it ready or used it; where it only lent an address, all that have copies in flight."""
         if self.ready is not None:
             return {self.ready: None, **(self.streams or {})}
-        return dict.fromkeys(self.queue.completions.busy)
+        return dict.fromkeys(self.queue.completions.in_flight)
 
     def free(self) -> None:
         """Let go of the owner, once the work that uses its memory has passed."""

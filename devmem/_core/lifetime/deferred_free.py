@@ -63,11 +63,11 @@ class DeferredFreeQueue:
 
     # -- safe points ---------------------------------------------------------------------------------------------------
 
-    def safe_point(self) -> None:
+    def free_if_due(self) -> None:
         """Count what was dropped, let go of what completed copies kept, and drain if too much is pending."""
         if self.foreign_releases:
             self.release_foreign()
-        if self.completions.busy:
+        if self.completions.in_flight:
             self.completions.poll()
         if len(self.dropped) > FEW:
             self._count_dropped()

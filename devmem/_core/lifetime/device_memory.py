@@ -214,8 +214,8 @@ class DeviceMemory:
             if stream.recorder is not None:
                 heap = stream.recorder.heap
         queue = self.queue
-        if queue.dropped or queue.completions.busy:
-            queue.safe_point()
+        if queue.dropped or queue.completions.in_flight:
+            queue.free_if_due()
         made: Allocation = object.__new__(Allocation)  # as its constructor does, which is one more call for every array
         made.queue, made.device_handle, made.heap, made.home = queue, queue.handle, heap, stream
         made.ptr, made.nbytes, made.unnamed = 0, nbytes, unnamed
@@ -245,7 +245,7 @@ class DeviceMemory:
             heap = self.bind(self.resource("pinned_pool", kind), kind) if pooled else self._plain_heap(kind, flags)
         return self.allocate(nbytes, stream, heap=heap)
 
-    def nothing(self, stream: Stream) -> Allocation:
+    def empty_allocation(self, stream: Stream) -> Allocation:
         """The allocation of an array without elements: no memory, address 0."""
         return Allocation(self.queue, self.heap, 0, 0, stream)
 
@@ -258,7 +258,7 @@ class DeviceMemory:
     def recover(self, nbytes: int, stream: Stream, first: MemoryError) -> int:
         """Answer the compiled core's failing allocation: the address, after one more attempt, or the error."""
         if self.queue.dropped:
-            self.queue.safe_point()  # the core counts what was dropped, and leaves it where it is
+            self.queue.free_if_due()  # the core counts what was dropped, and leaves it where it is
         return self._recover(self.heap, nbytes, stream, first)
 
     # -- what there is -------------------------------------------------------------------------------------------------
@@ -380,14 +380,18 @@ class DeviceMemory:
                 first.attempt(heap.trim, 0)
 
     def unbind(self, driver: Driver) -> None:
-        """Let each part of the stacks go that is bound to the driver, which has all its memory back: it may be bound anew."""
+        """Let each stack go that is bound to the driver, which has all its memory back: it may be bound anew.
+
+        Not one with a part of a third party, which may keep addresses of the device that was closed.
+        """
         resources = [heap.resource for heap in self.all_heaps()] + [each() for each in self._forgotten]
-        for part in (part for resource in resources for part in chain(resource)):
-            if is_ours(part) and getattr(part, "driver", None) is driver and hasattr(part, "unbind"):
-                part.unbind()
+        for parts in map(chain, resources):
+            for part in parts if all(map(is_ours, parts)) else ():
+                if getattr(part, "driver", None) is driver and hasattr(part, "unbind"):
+                    part.unbind()
 
     def lent_blocks(self) -> int:
-        """How many blocks the host, or another library, may still use."""
+        """Count the blocks that the host, or another library, may still use."""
         return sum(len(heap.lent) for heap in self.all_heaps())
 
     # -- below ---------------------------------------------------------------------------------------------------------

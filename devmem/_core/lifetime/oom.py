@@ -1,4 +1,4 @@
-"""What is said when memory has run out: what was asked for, and where the memory is."""
+"""The message of an OutOfMemory: the request, and the memory in use."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def out_of_memory(
 
 
 def _what_there_is(queue: DeferredFreeQueue, heaps: list[Heap], info: MemoryInfo, on_host: bool) -> str:
-    """Where the device's memory is, or the host's, of which no driver tells how much more can be locked."""
+    """Describe the memory of the device, or of the host, of which no driver tells how much more can be locked."""
     waiting = [item for item in list(queue.pending) if isinstance(item, Allocation) and item.heap.is_host == on_host]
     count = sum(len(each.live) for each in heaps if each.is_host == on_host) - len(waiting)
     held: MemoryInfo | HostMemoryInfo

@@ -1,4 +1,4 @@
-"""What is page-locked: counted, page by page, for all devices of a backend, and undone on time."""
+"""Page locks, counted page by page for all devices of a backend, and ended with the last registration that needs them."""
 
 # Decision: docs/adr/0002-page-locks-are-counted-per-backend.md
 from __future__ import annotations
@@ -31,22 +31,22 @@ PAGE = mmap.PAGESIZE
 
 
 class PageLockTable:
-    """What is page-locked for the devices of one backend, and which device's registrations lean on it.
+    """The page-locked host memory of the devices of one backend, and how many registrations keep it locked.
 
     Drivers lock whole pages for the whole process, refuse pages that are locked already (or, on AMD, accept them and leak), and
     can only undo exactly what was registered. So devmem gives them disjoint runs of pages, and counts over all devices.
     The driver that locked a run unlocks it: one whose device is closed meanwhile is kept until it has (`close_later`).
 
     No lock of ours is held while a driver works. A run that a driver is busy with is marked; who wants its pages waits, and so
-    does a copy that would touch them (`steady`), as the driver waits for copies that do.
+    does a copy that would touch them (`hold_page_locks`), as the driver waits for copies that do.
 
     Attributes
     ----------
     segments : list of Segment
-        What is locked, by address. Replaced and never changed, so that copies may look at it without a lock, and tell by its
+        The locked runs, by address. Replaced and never changed, so that copies may look at it without a lock, and tell by its
         identity whether something was locked or unlocked in between.
     held : dict
-        Of each open device, what is registered on it.
+        The registrations on each open device.
     closing : list
         Drivers of devices that were closed, which have something to unlock yet.
     """
@@ -159,7 +159,7 @@ class PageLockTable:
                 for each in self.segments:
                     if each.driver is handle.driver:
                         each._locked = False
-                self._show(each for each in self.segments if each.driver is not handle.driver)
+                self._replace_segments(each for each in self.segments if each.driver is not handle.driver)
         self.sweep(None if lost else handle.driver)
 
     def sweep(self, entered: object) -> None:
@@ -218,7 +218,7 @@ class PageLockTable:
                 )
 
     def cuts(self, low: int, high: int) -> list[int]:
-        """Where, inside a range of addresses, locked memory begins or ends."""
+        """Return the addresses inside a range at which locked memory begins or ends."""
         edges = self._edges
         return edges[bisect_right(edges, low) : bisect_left(edges, high)]
 
@@ -236,7 +236,7 @@ class PageLockTable:
         return _join(sorted(key for key in named if key[0] < high and key[1] > low), low, high)
 
     @contextmanager
-    def steady(self, low: int, high: int) -> Iterator[None]:
+    def hold_page_locks(self, low: int, high: int) -> Iterator[None]:
         """Within the block no other thread has pages of a range of addresses locked or unlocked.
 
         For copies: `cuts` stays true, and what they leave running can be waited for
@@ -323,7 +323,7 @@ class PageLockTable:
             segment.holders = [*filter(weakref.ref.__call__, segment.holders), weakref.ref(run)]
         run += covering
         if fresh:
-            self._show({*self.segments, *fresh})
+            self._replace_segments({*self.segments, *fresh})
         return True
 
     def _settle(self) -> None:
@@ -334,7 +334,7 @@ class PageLockTable:
         with self._lock:
             there = [each for each in self.segments if each.busy or each.locked]  # of a busy one it is not known yet
             if len(there) < len(self.segments):
-                self._show(there)
+                self._replace_segments(there)
             self._changes.tell()
             if not self.closing:
                 return
@@ -378,7 +378,7 @@ class PageLockTable:
         for handle, completions in list(self._completions.items()):
             if handle.driver is entered:
                 completions.wait_complete()
-            elif completions.busy:
+            elif completions.in_flight:
                 # A lost device runs nothing any more, nor does one that was closed meanwhile.
                 with suppress(DeviceLost, ClosedError), CurrentDevice(handle):
                     completions.wait_complete()
@@ -386,7 +386,7 @@ class PageLockTable:
     def _between(self, start: int, end: int) -> list[Segment]:
         return [each for each in self.segments if each.start < end and each.end > start]
 
-    def _show(self, segments: Iterable[Segment]) -> None:
+    def _replace_segments(self, segments: Iterable[Segment]) -> None:
         shown = sorted(segments, key=lambda each: each.start)
         edges = sorted({edge for each in shown for edge in (each.start, each.end)})
         self.segments, self._edges = shown, edges
@@ -406,7 +406,7 @@ def _join(ranges: Iterable[tuple[int, int]], low: int, high: int) -> bool:
 
 
 class Run(list["Segment"]):
-    """What a registration holds: its segments stay locked until it is cleared, or nothing refers to it any more."""
+    """The segments of a registration, which stay locked until it is cleared, or nothing refers to it any more."""
 
     __slots__ = ("__weakref__",)
 
@@ -429,7 +429,7 @@ class Segment:
         self.start = start
         self.end = end
         #: The arrays that it was locked for. Its pages are theirs, and must not be reused while they are locked,
-        #: also when only another array leans on it by then.
+        #: also when only a registration of another array keeps them locked by then.
         self.arrays = arrays
         #: Who locks it and will unlock it; not the handle's own, which may be replaced by then.
         self.driver = driver
@@ -502,7 +502,7 @@ _tables: dict[str, PageLockTable] = {}
 
 
 def page_locks_of(backend: str) -> PageLockTable:
-    """The one registry of a backend."""
+    """The page-lock table of a backend."""
     return _tables.setdefault(backend, PageLockTable())
 
 

@@ -20,7 +20,7 @@ from .page_locks import Entry, PageLockTable, Run
 
 
 class LockedArrays:
-    """What one registration has locked; each array until it is deregistered by it."""
+    """The arrays that one registration has locked and not deregistered yet."""
 
     __slots__ = ("entries", "handle", "page_locks")
 
@@ -56,7 +56,7 @@ class LockedArrays:
 
 
 def _nothing() -> None:
-    """What is dropped of a registration without a block: it is there until `deregister`."""
+    """Do nothing: the registration of memory without a block is not dropped; it lasts until `deregister`."""
 
 
 class Registration:

@@ -21,7 +21,7 @@ Named = dict[tuple[MemoryKind, str], MemoryResource]
 
 
 def default_resource(handle: DeviceHandle, named: Named) -> MemoryResource:
-    """What a device's arrays come from until ``use_memory`` says otherwise."""
+    """Return the resource of a device's arrays, which serves until ``use_memory`` names another."""
     spelled = settings().memory_manager
     if spelled:
         return _named_by("DEVMEM_MEMORY_MANAGER", spelled, handle, named, MemoryKind.DEVICE)
@@ -90,7 +90,7 @@ def prepare(resource: MemoryResource, handle: DeviceHandle, usage: Usage | None 
 
 
 def _native(handle: DeviceHandle) -> MemoryResource:
-    """What suits a device, as its backend says; else the driver's pool where there is one, else plain memory."""
+    """Return the resource that the backend recommends for a device; else the driver's pool, or plain memory."""
     plain = StreamOrderedMemory if handle.has(Capability.STREAM_ORDERED) else DriverMemory
     if not handle.info.default_memory:
         return plain()

@@ -1,4 +1,4 @@
-"""What every resource over another one has in common."""
+"""The base of resources that stand over another one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Adaptor:
         tell(self.upstream, "bind", driver)
         below = self.upstream if is_ours(self.upstream) else Boundary(self.upstream, driver=driver)
         self._allocate, self._deallocate = below.allocate, below.deallocate
-        self._start()
+        self._start_anew()
         self.driver = driver
 
     def unbind(self) -> None:
@@ -76,15 +76,15 @@ class Adaptor:
         self.driver = None
         self._allocate = self._deallocate = unbound
 
-    def _start(self) -> None:
+    def _start_anew(self) -> None:
         """Count from zero: nothing is out. Called when it is made, and each time it is bound."""
 
     def allocate(self, nbytes: int, stream: int) -> int:
-        """As the upstream does."""
+        """Allocate from the upstream."""
         return self._allocate(nbytes, stream) if nbytes else 0
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
-        """As the upstream does."""
+        """Give the block back to the upstream."""
         if ptr:
             self._deallocate(ptr, nbytes, stream)
 
@@ -95,7 +95,7 @@ class Adaptor:
 
     @property
     def kind(self) -> MemoryKind:
-        """Whose memory it is: the device's, unless the bottom of the stack says otherwise."""
+        """The kind of the memory: the device's, unless the bottom of the stack says otherwise."""
         return kind_of(self.upstream)
 
     @property

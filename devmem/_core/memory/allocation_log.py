@@ -47,7 +47,7 @@ class Record(NamedTuple):
 
 @dataclass(slots=True)
 class Replay:
-    """What a replay did: calls of the stack, the time that they took, and bytes. ``failed`` allocations raised MemoryError."""
+    """The result of a replay: calls of the stack, their time, and bytes. ``failed`` allocations raised MemoryError."""
 
     allocations: int = 0
     deallocations: int = 0

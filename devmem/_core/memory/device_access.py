@@ -1,4 +1,4 @@
-"""How an adaptor writes and reads the memory of its own stack."""
+"""An adaptor's access to the memory of its own stack: write and read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...spi.driver import Driver, SupportsCapture, SupportsPointerInfo
 from ...spi.errors import BackendError
 from ...spi.types import Capability, CopyKind, MemoryKind
 from ..base.address import address
-from ..base.device_handle import checks_memory, known_bytes
+from ..base.device_handle import checks_memory, known_or_all
 
 #: Bytes that are read at a time.
 CHUNK = 1 << 20
@@ -40,11 +40,8 @@ class MemoryAccess:
 
     def is_gone(self, ptr: int, nbytes: int) -> bool:
         """Whether the driver says that some of this is no memory, or no more."""
-        try:
-            asked = not self.host and checks_memory(self.driver.info)
-            return asked and known_bytes(cast(SupportsPointerInfo, self.driver), ptr, nbytes) < nbytes
-        except BackendError:
-            return False
+        asked = not self.host and checks_memory(self.driver.info)
+        return asked and known_or_all(cast(SupportsPointerInfo, self.driver), ptr, nbytes) < nbytes
 
     def fill(self, ptr: int, byte: int, nbytes: int, stream: int) -> None:
         """Fill with a byte, ordered on the stream. Host memory is filled at once, after the stream has completed."""

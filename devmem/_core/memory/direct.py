@@ -19,7 +19,7 @@ from ...spi.errors import ClosedError, ConfigError, DevmemError, UnsupportedErro
 from ...spi.types import AllocFlags, Capability, MemoryKind
 from ..base.size_text import bytes_of, check_size
 
-#: What is said of a resource that has a device, or books of what it handed out.
+#: The error text for a bound resource, which tracks live blocks.
 NOT_PICKLED = (
     "a {name} cannot be pickled or copied: what it hands out is this process's own; send the stack as text "
     '("limit:4GiB,pool"), and give it to devmem.use_memory() there'
@@ -258,7 +258,7 @@ class StreamOrderedMemory(_Direct):
 
     @property
     def shared_cache(self) -> object:
-        """Whose memory `cached_bytes` counts: every such resource of a device draws on the driver's one pool."""
+        """The owner of what `cached_bytes` counts: every such resource of a device draws on the driver's one pool."""
         return self.driver
 
     def trim(self, keep_bytes: int) -> None:
@@ -321,7 +321,7 @@ def already_bound(resource: object, bound: Driver | None, driver: Driver, what: 
     if old == new:  # a device has one driver at a time
         raise ClosedError(
             f"{resource!r} is bound to {old} as it was before it was reset or closed, and some of its memory is still in "
-            f"use: make a new {what} and give that to use_memory(), or drop the memory and call trim()"
+            f"use (drop it and call trim()), or a part of it is not devmem's own: make a new {what} and give that to use_memory()"
         )
     raise DevmemError(f"{resource!r} is bound to a device already, {old}: make another {what} for {new}")
 

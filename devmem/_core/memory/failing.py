@@ -57,6 +57,9 @@ class FailNth(Adaptor):
         if not isinstance(n, int) or n < 1:
             raise ConfigError(f"allocations are counted from 1 in whole numbers, got n={n!r}")
         self.n, self.repeat, self.error = n, repeat, error
+        self._start_anew()
+
+    def _start_anew(self) -> None:
         #: Allocations asked for, those that failed too.
         self.calls = 0
 

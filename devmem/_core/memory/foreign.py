@@ -16,7 +16,8 @@ from ...spi.errors import DevmemError, PluginError
 from ...spi.memory import MemoryResource
 from ...spi.sizes import exact_size
 from ...spi.types import MemoryKind
-from ..base.device_handle import checks_memory, known_bytes
+from ...toolkit.locks import Rank, lock
+from ..base.device_handle import checks_memory, known_or_all
 from ..base.interrupts import calls_verb
 
 #: What each method must take, positionally. A resource need not have the last three.
@@ -27,6 +28,8 @@ METHODS = {
     "trim": ("keep_bytes",),
     "forget_stream": ("stream",),
 }
+#: So many live blocks of a resource are compared with a new one: each step takes time that grows with their number.
+MOST_COMPARED = 10_000
 #: What is read, not called.
 FACTS = ("stream_ordered", "cached_bytes", "largest_free_block", "kind")
 
@@ -45,8 +48,9 @@ class Boundary:
         of_device = getattr(resource, "kind", MemoryKind.DEVICE) == MemoryKind.DEVICE
         self.driver = cast(FullDriver, driver) if asked and of_device else None
         self.live: dict[int, int] = {}
-        #: The same addresses in order, to find neighbours. Each step is atomic; where threads meet, one may be out for a moment.
+        #: The same addresses in order, to find neighbours.
         self.starts: list[int] = []
+        self._lock = lock("third party's blocks", Rank.LEAF)
 
     @calls_verb
     def allocate(self, nbytes: int, stream: int) -> int:
@@ -57,7 +61,9 @@ class Boundary:
             explain(error, self.resource, f"allocate of {exact_size(nbytes)}{self.place}")
             raise
         self.live[self._checked(ptr, nbytes)] = nbytes
-        insort(self.starts, ptr)
+        with self._lock:
+            if len(self.starts) < MOST_COMPARED:
+                insort(self.starts, ptr)
         return ptr
 
     @calls_verb
@@ -73,9 +79,10 @@ class Boundary:
             raise
 
     def _forget(self, ptr: int) -> None:
-        starts = self.starts
-        while (at := bisect_left(starts, ptr)) < len(starts) and (found := starts.pop(at)) != ptr:
-            insort(starts, found)  # another thread has moved them meanwhile
+        with self._lock:
+            at = bisect_left(self.starts, ptr)
+            if at < len(self.starts) and self.starts[at] == ptr:
+                del self.starts[at]
 
     def _checked(self, ptr: object, nbytes: int) -> int:
         resource = self.resource
@@ -91,7 +98,7 @@ class Boundary:
                 f"returned {ptr:#x} for {exact_size(nbytes)}, some of which it gave out before "
                 f"({exact_size(self.live.get(shared[0], 0))} at {shared[0]:#x}) and which were not returned"
             )
-        elif self.driver is not None and (known := known_bytes(self.driver, ptr, nbytes)) < nbytes:
+        elif self.driver is not None and (known := known_or_all(self.driver, ptr, nbytes)) < nbytes:
             problem = (
                 f"returned {ptr:#x} for {exact_size(nbytes)}, of which {self.driver.info.name} knows {exact_size(known)}: "
                 f"the rest is no memory of its, or was freed"
@@ -105,9 +112,11 @@ class Boundary:
 
     def _neighbours(self, ptr: int, nbytes: int) -> list[int]:
         """Addresses of live blocks that share bytes with these."""
-        at = bisect_right(self.starts, ptr)
-        near = self.starts[max(at - 1, 0) : at + 1]
-        return [each for each in near if each < ptr + nbytes and each + self.live.get(each, 0) > ptr]
+        with self._lock:
+            at = bisect_right(self.starts, ptr)
+            near = self.starts[max(at - 1, 0) : at + 1]
+        # A handler that came into a change of the list may leave an address there that is out no more.
+        return [each for each in near if each < ptr + nbytes and each in self.live and each + self.live[each] > ptr]
 
 
 def is_ours(resource: object) -> bool:

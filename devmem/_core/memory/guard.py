@@ -102,9 +102,9 @@ class Guard(Adaptor):
         self._checks: set[object] = set()
         self._waits = True
         self._access: MemoryAccess
-        self._start()
+        self._start_anew()
 
-    def _start(self) -> None:
+    def _start_anew(self) -> None:
         self._live: dict[int, _Block] = {}
         self._kept: OrderedDict[int, _Block] = OrderedDict()
         self._kept_bytes = 0
@@ -307,7 +307,7 @@ class Guard(Adaptor):
     # -- what is wrong -------------------------------------------------------------------------------------------------
 
     def _damage(self, block: _Block, stream: int) -> list[str]:
-        """What was written into the red zones of a block."""
+        """Return the damage in the red zones of a block, as lines of text."""
         wrong = []
         end = block.ptr + block.nbytes
         if (found := self._access.first_other(block.base, FRESH, self.redzone, stream)) is not None:
@@ -318,7 +318,7 @@ class Guard(Adaptor):
         return [text + block.history() for text in wrong]
 
     def _late_writes(self, block: _Block, stream: int) -> list[str]:
-        """What was written into a block after it was given back."""
+        """Return the damage in a block that was given back, as lines of text."""
         if (found := self._access.first_other(block.base, FREED, block.size, stream)) is None:
             return []
         at = found[0] - self.redzone
@@ -352,7 +352,7 @@ class _Block:
         return f"the block of {exact_size(self.nbytes)} at {self.ptr:#x}"
 
     def history(self) -> str:
-        """Where it was allocated, and freed."""
+        """Return the tracebacks of the block's allocation and of its free."""
         text = "\nallocated at (most recent call last):\n" + "".join(_lines(self.allocated))
         if self.freed is not None:
             text += "freed at (most recent call last):\n" + "".join(_lines(self.freed))

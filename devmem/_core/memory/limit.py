@@ -43,9 +43,9 @@ class Limit(Adaptor):
         super().__init__(upstream)
         self.max_bytes = check_size(max_bytes)
         self._most = 0
-        self._start()
+        self._start_anew()
 
-    def _start(self) -> None:
+    def _start_anew(self) -> None:
         #: Bytes in use.
         self.current_bytes = 0
 

@@ -45,9 +45,9 @@ class Scrub(Adaptor):
         self.byte = byte
         self._waits = True
         self._access: MemoryAccess
-        self._start()
+        self._start_anew()
 
-    def _start(self) -> None:
+    def _start_anew(self) -> None:
         #: Blocks that could not be filled: address and bytes. Each step on the list is atomic.
         self.withheld: list[tuple[int, int]] = []
 
@@ -59,7 +59,7 @@ class Scrub(Adaptor):
 
     @property
     def stream_ordered(self) -> bool:
-        """As the upstream, for device memory; memory that the host fills is waited for."""
+        """Whether the upstream is stream-ordered, for device memory; False for memory that the host fills: it is waited for."""
         return super().stream_ordered and self.kind in (MemoryKind.DEVICE, MemoryKind.MANAGED)
 
     @property

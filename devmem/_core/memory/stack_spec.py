@@ -46,7 +46,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Part:
-    """What a name means: what is called, with which arguments, and whether it stands over another resource; if so, whether it
+    """The meaning of a name: a callable, its arguments, and whether it stands over another resource; if so, whether it
     chooses by itself what it stands on (``bottom``) where nothing else is written.
     """
 
@@ -111,7 +111,7 @@ def build(text: str, handle: DeviceHandle, below: Callable[[], MemoryResource]) 
 
 
 def allowed() -> str:
-    """What a part of a text may be."""
+    """Return the description of a part of a text, for messages."""
     return f"one of {', '.join(names())}, or module:attribute; several are separated by commas, the outermost first"
 
 

@@ -1,4 +1,4 @@
-"""How much a stack hands out: now, at most, in all, and to which lines of the program."""
+"""Counts of a stack's bytes: now, at most, in all, and by line of the program."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Snapshot(Report):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What one line of a program holds.
+    """The blocks that one line of a program holds.
 
     Examples
     --------
@@ -84,9 +84,9 @@ class Statistics(Adaptor):
     def __init__(self, upstream: MemoryResource | None = None, *, owners: bool = False) -> None:
         super().__init__(upstream)
         self._sites: dict[int, tuple[int, Site]] | None = {} if owners else None
-        self._start()
+        self._start_anew()
 
-    def _start(self) -> None:
+    def _start_anew(self) -> None:
         self.current_bytes = self.current_count = 0
         self.total_bytes = self.total_count = 0
         self._scopes = [_Scope(Snapshot(0, 0, 0, 0, 0, 0), 0, 0)]
@@ -137,7 +137,7 @@ class Statistics(Adaptor):
             )
 
     def owners(self, most: int = 10) -> list[Owner]:
-        """Which lines of the program hold the most bytes, largest first; none unless it was made with ``owners=True``."""
+        """Return the program's lines that hold the most bytes, largest first; none unless it was made with ``owners=True``."""
         with self._lock:
             sites = list(self._sites.values()) if self._sites else []
         nbytes: Counter[Site] = Counter()

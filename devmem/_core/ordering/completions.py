@@ -1,4 +1,4 @@
-"""What must live until a stream has completed a piece of work: the only owner of "an event behind it".
+"""Objects that must live until a stream has completed a piece of work: the only owner of "an event behind it".
 
 A copy that may still run after its call needs both of its sides; a block that comes back on a stream may be used by another only
 when that stream has passed the work before it. Each such payload is put behind an event, in the order of its stream, and given
@@ -203,14 +203,14 @@ class CompletionQueue(Generic[K, T]):
 
 
 class CompletionTracker:
-    """What the running copies of one open device keep alive."""
+    """The tracker of the running copies of one open device, which keeps their sides alive."""
 
     def __init__(self, handle: DeviceHandle) -> None:
         self.handle = handle
         self.events = _events_of[id(handle.driver)] = EventPool(handle)
         self._queue: CompletionQueue[Stream, tuple[object, ...]] = CompletionQueue(self.events)
         #: Streams that something waits on; what is false here needs no `poll`.
-        self.busy = self._queue.waiting
+        self.in_flight = self._queue.waiting
 
     def keep_until_complete(self, stream: Stream, *keep: object) -> None:
         """Keep objects alive until the stream has completed what is enqueued on it now.
@@ -224,7 +224,7 @@ class CompletionTracker:
         except BaseException:
             self._wait_or_leak(stream, keep)
             raise
-        if len(self.busy.get(stream, ())) > 1:
+        if len(self.in_flight.get(stream, ())) > 1:
             self.poll()
 
     def keep_interrupted(self, error: BaseException, stream: Stream, *keep: object) -> None:
@@ -269,7 +269,7 @@ class CompletionTracker:
 
     def poll(self) -> None:
         """Let go of what completed copies kept."""
-        if self.busy:
+        if self.in_flight:
             self._queue.completed()  # dies here, outside the lock
             self.events.drop_spare(SPARE_EVENTS)
 
@@ -280,18 +280,18 @@ class CompletionTracker:
 
     def is_busy(self, stream: Stream) -> bool:
         """Whether a copy on the stream still keeps something alive."""
-        return stream in self.busy
+        return stream in self.in_flight
 
     def count(self, stream: Stream) -> int:
-        """How many copies on the stream keep something alive."""
-        return len(self.busy.get(stream, ()))
+        """Count the copies on the stream that keep something alive."""
+        return len(self.in_flight.get(stream, ()))
 
     def order(self, later: int, earlier: int) -> None:
         """Make one stream's later work wait for what is on another now; by handle."""
         self.handle.driver.stream_wait(later, self.events.record(earlier))
 
     def order_behind(self, later: int, earlier: Stream) -> None:
-        """As `order`, behind a stream that another thread may close meanwhile."""
+        """Make one stream wait for another, which another thread may close meanwhile."""
         with self.events.leases.hold():
             self.order(later, earlier.order_handle())
 
@@ -309,7 +309,7 @@ class CompletionTracker:
 
     def leak_pending(self) -> None:
         """Never let go of what the running copies keep: nothing tells when they complete."""
-        leaked.extend(self.busy.values())
+        leaked.extend(self.in_flight.values())
 
     def forget(self) -> None:
         """Let go of everything: the device is idle, and its events are destroyed."""
@@ -320,7 +320,7 @@ class CompletionTracker:
         """In the child of a fork: keep what the parent's copies use, and take no lock that the parent may have held."""
         leaked.append(self._queue)
         self._queue = CompletionQueue(self.events)
-        self.busy = self._queue.waiting
+        self.in_flight = self._queue.waiting
 
     def _wait_or_leak(self, stream: Stream, keep: object) -> None:
         try:

@@ -48,7 +48,7 @@ StreamLike = EventStream | SupportsCudaStream | SupportsStreamNumber | SupportsI
 
 
 class EventServices(Protocol):
-    """What events ask of their open device; `StreamTable` is it."""
+    """The services of an open device that events use; `StreamTable` has them."""
 
     @property
     def handle(self) -> DeviceHandle: ...
@@ -64,7 +64,7 @@ class EventServices(Protocol):
 
 
 class StreamMaker(Protocol):
-    """What ``Stream()`` and ``Event()`` ask of the current device; its `OpenDevice` is it."""
+    """The services of the current device that ``Stream()`` and ``Event()`` use; its `OpenDevice` has them."""
 
     @property
     def streams(self) -> EventServices: ...
@@ -294,7 +294,7 @@ class Event(EventState, _Advice):
 
 
 class ClosedEvent(Event):
-    """What an event becomes when it is destroyed."""
+    """An event that has been destroyed."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""What other libraries' streams say of themselves: the address that a driver knows one by."""
+"""The addresses of other libraries' streams, by which a driver knows them."""
 
 from __future__ import annotations
 

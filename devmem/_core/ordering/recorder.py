@@ -1,4 +1,4 @@
-"""What takes a driver's place for a stream whose work is recorded: it enqueues nothing, and writes down what a graph is to do.
+"""A stand-in for the driver of a recorded stream: it enqueues nothing, and writes down what a graph is to do.
 
 A stream has a `Recorder` from the beginning of ``with capture(stream)`` to its end. The core gives it the calls that it would
 give to the driver. Nothing of the vendor's is in capture mode meanwhile, so no other call of the process is in its way: memory
@@ -86,7 +86,7 @@ class Recorder:
 
     @contextmanager
     def copying(self, copy: RecordedCopy) -> Iterator[None]:
-        """What is recorded in this block are the parts of one copy; all of them, or none."""
+        """Record a block of work as the parts of one copy; all of them, or none."""
         began, pending = len(self.steps), self._pending
         self._pending, self._copy = [], copy
         try:

@@ -45,7 +45,7 @@ def chosen_stream(services: StreamServices | None = None) -> Stream | None:
 
 
 class StreamServices(EventServices, Protocol):
-    """What streams ask of their open device; `StreamTable` is it."""
+    """The services of an open device that streams use; `StreamTable` has them."""
 
     @property
     def legacy(self) -> Stream: ...
@@ -439,7 +439,7 @@ class Stream(StreamState, EventStream, _Advice):
 
 
 class ClosedStream(Stream):
-    """What a stream becomes when it is destroyed: it has no handle, and every use asks for it.
+    """A stream that has been destroyed: it has no handle, and every use asks for it.
 
     Another class, not a ``__getattr__``: a class that has one makes every look at an attribute ten times as slow.
     """

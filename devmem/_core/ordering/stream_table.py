@@ -38,10 +38,10 @@ class OwnedStream(LentHandle):
     streams: StreamTable
 
     def end(self) -> None:
-        """As for every handle.
+        """End like every handle, after the memory stacks have been told.
 
-        Told when no lease can hand a block back on the stream any more, and while the handle still is this stream's: a pool must
-        not take the next stream with that number for it. Where an interrupt comes before they all know, the stream stays.
+        They are told when no lease can hand a block back on the stream any more, while the handle still is this stream's: a pool
+        must not take the next stream with that number for it. Where an interrupt comes before they all know, the stream stays.
         """
         if self.is_out():
             with FirstError() as first:
@@ -134,13 +134,13 @@ class StreamTable:
             ) from None
         return self._by_handle(handle)
 
-    def new_stream(self, priority: object, non_blocking: object, safe_point: Callable[[], None]) -> Stream:
-        """A stream of devmem's own; ``safe_point`` is called with the device entered."""
+    def new_stream(self, priority: object, non_blocking: object, free_if_due: Callable[[], None]) -> Stream:
+        """A stream of devmem's own; ``free_if_due`` is called with the device entered."""
         least, greatest = self.handle.info.stream_priorities
         priority = max(min(priority_of(priority, least, greatest), least), greatest)
         non_blocking = bool(non_blocking)
         with CurrentDevice(self.handle) as driver:
-            safe_point()
+            free_if_due()
             owned = OwnedStream(
                 self.spare, (priority, non_blocking), 0, self._handles, self.handle, "stream_destroy", self._let_go
             )

@@ -1,4 +1,4 @@
-"""What a CUDA device is."""
+"""Properties of a CUDA device."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def _location(place: Place) -> Any:
 
 
 def access_of(ordinal: int) -> Any:
-    """That a device may read and write."""
+    """Return the description of a device's access: it may read and write."""
     access = cu.CUmemAccessDesc()
     access.location = _location(Place(PlaceKind.DEVICE, ordinal))
     access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE

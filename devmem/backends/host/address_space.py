@@ -1,4 +1,4 @@
-"""What an address means to one device: which memory it names, on which side of a copy, and where its bytes can be touched.
+"""Meanings of an address to one device: the memory it names, on which side of a copy, and where its bytes can be touched.
 
 Two arenas hold the memory of a device: its own, and that of the host kinds. In a strict device every byte of both has two
 addresses: a hidden one, which faults, and one that can be touched. Device memory is known by the hidden one alone. Page-locked
@@ -25,7 +25,7 @@ from .shared_memory import SharedBlock, handle_of, open_handle
 
 
 class Place(NamedTuple):
-    """Where bytes that a device reaches can be touched, and their position in the file that holds them, if one is (else -1)."""
+    """The address at which bytes of a device can be touched, and their position in the file that holds them, else -1."""
 
     address: int
     file: int = -1

@@ -40,7 +40,7 @@ from .address_space import AddressSpace, Place, refuse_overlap
 from .error_codes import host_error
 from .page_locks import page_locks
 from .stream_engine import StreamEngine
-from .streams import Job, Run, Stream, Use, copy_rows, fill_words, nothing, read_bytes, read_rows
+from .streams import Job, Run, Stream, Use, copy_rows, fill_words, no_work, read_bytes, read_rows
 
 #: Moves so many bytes between a file and a place; how many it moved.
 FileTransfer = Callable[[Place, int], int]
@@ -147,7 +147,7 @@ class HostDriver(ComposedDriver):
     def prefetch(self, ptr: int, nbytes: int, to_host: bool, stream: int) -> None:
         on = self._stream(stream, "prefetch")
         self._space.check_managed("prefetch", ptr, nbytes)
-        self._engine.start(on, 0, nothing)
+        self._engine.start(on, 0, no_work)
 
     def advise(self, ptr: int, nbytes: int, advice: str, to_host: bool) -> None:
         self._check("advise")
@@ -162,7 +162,7 @@ class HostDriver(ComposedDriver):
         self._check_place("prefetch_to", to)
         if discard:
             self.discard(ptrs, sizes, stream)
-        self._engine.start(on, 0, nothing)
+        self._engine.start(on, 0, no_work)
 
     def discard(self, ptrs: Sequence[int], sizes: Sequence[int], stream: int) -> None:
         on = self._created("discard", ptrs, sizes, stream)

@@ -1,4 +1,4 @@
-"""How devmem finds the host backend."""
+"""Hooks by which devmem finds the host backend."""
 
 from __future__ import annotations
 

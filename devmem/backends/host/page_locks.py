@@ -1,4 +1,4 @@
-"""Which memory of the user's is page-locked. A range that one device registers is page-locked for all, as with the vendors.
+"""The page-locked memory of the user. A range that one device registers is page-locked for all, as with the vendors.
 
 The device that registered a range undoes it: with ``host_unregister``, at the latest when it closes. Devices reach a range that
 was registered as mapped. For a strict device it then has a *window*: as many addresses, which neither side can read, that stand

@@ -1,4 +1,4 @@
-"""What a stream engine works on: streams, events, and jobs: copies, fills and host functions.
+"""The objects of a stream engine: streams, events, and jobs: copies, fills and host functions.
 
 The functions that jobs call are given addresses that can be touched, never a device's. Those of ctypes and NumPy release the
 GIL, so streams run beside each other and beside the caller.
@@ -25,7 +25,7 @@ Rows = tuple[int, int, int]
 Shape = tuple[int, int, int]
 
 
-def nothing() -> None:
+def no_work() -> None:
     """Do nothing: for a job that only takes a place in the order of its stream."""
 
 
@@ -66,7 +66,7 @@ class Job:
     def __init__(
         self,
         stream: Stream,
-        run: Run = nothing,
+        run: Run = no_work,
         args: Sequence[object] = (),
         after: Sequence[Job] = (),
         function: object = None,
@@ -93,7 +93,7 @@ class Job:
     def withdraw(self) -> bool:
         """Let the job only keep its place in the order. False if its work has begun."""
         try:
-            self.work[0] = nothing
+            self.work[0] = no_work
         except IndexError:
             return False
         return True
@@ -122,7 +122,7 @@ class Job:
 
 
 class Use(Job):
-    """What a caller does by itself, on its own thread, to memory of the device whose ``foreign`` jobs these are."""
+    """Work of a caller on its own thread, with memory of the device whose ``foreign`` jobs these are."""
 
     __slots__ = ("freed", "ptr", "thread")
 
@@ -142,7 +142,7 @@ class Use(Job):
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Event:
-    """What was enqueued last on a stream when the event was recorded: a job, or None if all jobs of the stream were done."""
+    """A recorded event: the last job that was enqueued on a stream then, or None if all its jobs were done."""
 
     timing: bool
     stream: Stream | None = None

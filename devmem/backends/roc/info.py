@@ -1,4 +1,4 @@
-"""What a HIP device is."""
+"""Properties of a HIP device."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def device_info(found: Runtime, functions: VendorFunctions, ordinal: int, array_
 
 
 def _circumstances(found: Runtime, hip_version: int, features: str, node: int) -> dict[str, str | int | bool]:
-    """What helps to explain why copies are slow, or which library is used."""
+    """Return the facts that help to explain why copies are slow, or which library is used."""
     # The runtime itself takes page-locked memory from the host's nearest node, unless it is told to follow the thread's policy.
     pinned_node, placed = own_node(node)
     sdma = os.environ.get("HSA_ENABLE_SDMA", "1") != "0"
@@ -178,7 +178,7 @@ def _arch(found: Runtime, functions: VendorFunctions, ordinal: int) -> str:
 
 
 def _uuid(found: Runtime, functions: VendorFunctions, ordinal: int, pci_id: str) -> str:
-    """As ROCR_VISIBLE_DEVICES takes it; a device without a number of its own is known by its slot."""
+    """Return the name that ROCR_VISIBLE_DEVICES takes for a device; its slot if it has no number of its own."""
     raw: Any = functions.DeviceGetUuid(ordinal) if found.provider.has("hipDeviceGetUuid") else bytes(16)
     if raw.startswith((b"XX", b"\0\0")):
         return f"PCI-{pci_id}"

@@ -282,7 +282,7 @@ def pool_is_sound(driver: Driver, memory: Memory, pool: MemoryPool, ordinal: int
 
 
 def _round(driver: Driver, memory: Memory, stream: int, number: int) -> str:
-    """What is wrong, or nothing."""
+    """Return the error of one round of the pool check as text; empty if there is none."""
     wrong = ""
     blocks: list[tuple[int, int]] = []
     with ExitStack() as given_back:

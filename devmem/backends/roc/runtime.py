@@ -1,4 +1,4 @@
-"""Where the HIP runtime is, whether it can be used and through what, and what its errors mean."""
+"""The HIP runtime: finding it, checking that it can be used and through what, and decoding its errors."""
 
 from __future__ import annotations
 

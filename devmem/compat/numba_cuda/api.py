@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from .cudadrv.old_signatures import MISSING, old_keyword, refuse_unknown, with_s
 from .cudadrv.state import context_of, current_device, prepare, ready
 from .cudadrv.state import ready_device as _native
 from .cudadrv.streams import Event, Stream, event_elapsed_time, native_stream
+from .cudadrv.switches import switch
 from .host_memory import (
     managed_array,
     mapped,
@@ -220,7 +220,7 @@ def from_cuda_array_interface(desc: Any, owner: Any = None, sync: bool = True) -
     array = borrow(_InterfaceHolder(array_interface, owner))
     if number is not None and desc["version"] >= 3:
         array.stream = external_stream(number or 1)
-        if sync and os.environ.get("NUMBA_CUDA_ARRAY_INTERFACE_SYNC", "1") not in ("0", ""):
+        if sync and switch("CUDA_ARRAY_INTERFACE_SYNC", True):
             array.stream.synchronize()
     return array
 
@@ -309,7 +309,7 @@ def detect() -> bool:
     for each in found:
         lines.append(f"id {each.id}    {each.name:>20} {'[SUPPORTED]':>40}")
         facts = {
-            "Compute Capability": "{}.{}".format(*each.compute_capability),
+            "Compute Capability": "{}.{}".format(*each.compute_capability) + " (simulated)" * each.simulated,
             "PCI Device ID": each.PCI_DEVICE_ID,
             "PCI Bus ID": each.PCI_BUS_ID,
             "UUID": each.uuid,

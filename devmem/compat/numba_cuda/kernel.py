@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,6 +13,7 @@ from ...kernels.functions import DeviceFunction
 from ...kernels.work_items import running_item
 from ...spi.errors import DevmemError
 from ..deprecation import warn_old_name
+from .copy_warning import warn_of_copy
 from .cudadrv.devicearray import auto_device, is_host_record
 from .cudadrv.error import translated
 from .cudadrv.state import ready_device
@@ -59,11 +58,12 @@ class Dispatcher(DeviceFunction):
         super().__init__(function, signatures, options)
         decorate: Any = devmem.kernel(signatures, **options)
         self.kernel: Any = decorate(function)
+        self.kernel.warn_of_copy = warn_of_copy
         #: Objects whose ``prepare_args(type, value, stream, retr)`` replaces each argument of a launch; the type is None.
         self.extensions: list[Any] = list(extensions)
 
     def _made_with(self) -> tuple[Any, ...]:
-        """What it is made with beside the function."""
+        """Return what it is made with besides the function."""
         return *super()._made_with(), self.extensions
 
     def __repr__(self) -> str:
@@ -140,12 +140,7 @@ class _Launch(Unchanging):
             return
         try:
             ready_device()
-            if not _warnings_disabled():
-                self.launch(*args, **named)
-                return
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", devmem.DevmemWarning)
-                self.launch(*args, **named)
+            self.launch(*args, **named)
         except DevmemError as error:
             raise translated(error) from error
 
@@ -224,12 +219,6 @@ class _NotInstalled(AttributeError):
     """A name of numba-cuda's, which is not installed; the simulator says what to write instead."""
 
     works_on = "CUDA"
-
-
-def _warnings_disabled() -> bool:
-    """Whether the environment disables warnings of implicit copies of host arrays."""
-    wanted = os.environ.get("NUMBA_CUDA_WARN_ON_IMPLICIT_COPY", "1") not in ("0", "")
-    return not wanted or os.environ.get("NUMBA_DISABLE_PERFORMANCE_WARNINGS", "0") not in ("0", "")
 
 
 def _decorate(

@@ -10,7 +10,7 @@ import numpy as np
 
 import devmem
 
-from .api import device_array, is_cuda_array, to_device
+from .api import as_cuda_array, device_array, is_cuda_array, to_device
 from .cudadrv.streams import native_stream
 from .kernel import OPTIONS, _signatures
 
@@ -58,13 +58,14 @@ class Reduce:
         ValueError
             It has fewer elements than ``size``.
         """
+        arr = _array(arr)
         if arr.ndim != 1:
             raise TypeError(f"only arrays with one axis are reduced, and this one has {arr.ndim}")
         count = arr.size if size is None else size
         if not 0 <= count <= arr.size:
             raise ValueError(f"size={size} of an array of {arr.size} elements")
         array = arr if is_cuda_array(arr) else to_device(arr, stream=stream)
-        result = device_array(1, array.dtype, stream=stream) if res is None else res
+        result = device_array(1, array.dtype, stream=stream) if res is None else _array(res)
         result[:1].copy_to_device(np.array([init], array.dtype), stream=stream)
         parts = min(count, THREADS * BLOCKS)
         if parts:
@@ -110,7 +111,8 @@ class Vectorized:
         """
         if len(args) != self.nin:
             raise TypeError(f"{self.__name__} takes {self.nin} arguments, and was given {len(args)}")
-        arrays = [each if is_cuda_array(each) else np.asarray(each) for each in args]
+        arrays = [_array(each) for each in args]
+        out = None if out is None else _array(out)
         *wanted, result = self._types.choose([each.dtype for each in arrays])
         shape = np.broadcast_shapes(*(each.shape for each in arrays))
         if out is not None and out.shape != shape:
@@ -129,7 +131,8 @@ class Vectorized:
         """Reduce an array with one axis by the function, which takes two arguments."""
         if self._reduce is None:
             self._reduce = Reduce(self.py_func)
-        array = arg if is_cuda_array(arg) else to_device(np.asarray(arg), stream=stream)
+        array = _array(arg)
+        array = array if is_cuda_array(array) else to_device(array, stream=stream)
         if not array.size:
             raise ValueError("an array without elements cannot be reduced: there is no first element")
         first = array[:1].copy_to_host(stream=stream)[0]
@@ -188,7 +191,7 @@ class GeneralVectorized:
         count = len(self._axes)
         if len(args) not in (self._inputs, count):
             raise TypeError(f"{self.__name__} takes {self._inputs} or {count} arguments, and was given {len(args)}")
-        arrays = [each if is_cuda_array(each) else np.asarray(each) for each in args]
+        arrays = [_array(each) for each in args]
         types = self._types.choose([each.dtype for each in arrays[: self._inputs]])
         lengths: dict[str, int] = {}
         outer: tuple[int, ...] = ()
@@ -292,6 +295,13 @@ def _split(signature: str) -> list[str]:
 def _dtype(text: str) -> np.dtype[Any]:
     name = text.partition("[")[0].strip()
     return np.dtype({"boolean": "bool", "double": "float64", "int_": "int64"}.get(name, name))
+
+
+def _array(given: Any) -> Any:
+    """An argument as an array of NumPy, or over its device memory: another library's array may have no attributes of one."""
+    if isinstance(given, devmem.DeviceNDArray):
+        return given
+    return as_cuda_array(given) if is_cuda_array(given) else np.asarray(given)
 
 
 def _on_device(array: Any, dtype: np.dtype[Any], shape: tuple[int, ...], stream: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What Numba asks for at ``numba.vectorize(..., target="cuda")`` and ``numba.guvectorize(..., target="cuda")``."""
+"""Classes for ``numba.vectorize(..., target="cuda")`` and ``numba.guvectorize(..., target="cuda")``."""
 
 from __future__ import annotations
 

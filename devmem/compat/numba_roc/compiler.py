@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any, NoReturn
 
 import numpy as np
@@ -148,6 +149,8 @@ def _with_direction(argument: Any) -> Any:
 
 def _lengths(value: Any) -> list[int]:
     found = list(value) if isinstance(value, (tuple, list)) else [value]
+    if not all(isinstance(each, Integral) for each in found):
+        raise TypeError(f"a launch is given integers, not {value!r}: divide with //, or round it")
     if not 1 <= len(found) <= 3:
         raise LayoutError(f"a launch has one to three axes, not {len(found)}: {value!r}")
     return found

@@ -1,4 +1,4 @@
-"""How numba's kernels take their arguments, on every vendor: flattened into words, whose addresses the driver gets.
+"""Arguments of numba's kernels, on every vendor: flattened into words, whose addresses the driver gets.
 
 An array is five words and two for each axis: two zeros (meminfo and parent, which the host alone uses), the number of elements,
 the item size, the address, then the lengths and the strides. A record is its address, a complex number its two parts, a tuple
@@ -22,7 +22,7 @@ _HEAD, _ADDRESS = 5, 4
 
 
 class Slot(NamedTuple):
-    """How one argument becomes parameters: the bytes of each, and ``put(argument, words, at)``, which writes them.
+    """The parameters of one argument: the bytes of each, and ``put(argument, words, at)``, which writes them.
 
     ``put`` gets the frame's bytes. A parameter begins at a word; one shorter than a word is written at its beginning.
     """
@@ -33,7 +33,7 @@ class Slot(NamedTuple):
 
     @property
     def words(self) -> int:
-        """How many words they are."""
+        """The number of words of the parameters."""
         return sum(map(_words_of, self.sizes))
 
 

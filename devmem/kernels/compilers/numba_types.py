@@ -111,7 +111,7 @@ class Typing:
         return ranks[0] is not None and ranks[1] is not None and ranks[0] >= ranks[1]
 
     def slot(self, kind: Any) -> abi.Slot:
-        """How an argument of a type is passed; NotImplementedError if it cannot be."""
+        """Return the slot of an argument of a type; NotImplementedError if it cannot be passed."""
         types = self.types
         if isinstance(kind, types.Array):
             return self.array_slot(kind)
@@ -138,11 +138,11 @@ class Typing:
         raise NotImplementedError(f"arguments of type {kind}")
 
     def array_slot(self, kind: Any) -> abi.Slot:
-        """How an array is passed."""
+        """Return the slot of an array."""
         return abi.array(kind.ndim)
 
     def complex_slot(self, code: str) -> abi.Slot:
-        """How a complex number is passed, from `struct`'s code of its parts."""
+        """Return the slot of a complex number, by `struct`'s code of its parts."""
         return abi.complex_number(code)
 
     def _array(self, array: DeviceNDArray[Any]) -> Any:

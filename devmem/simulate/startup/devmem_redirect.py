@@ -116,7 +116,7 @@ def run_next(name: str, before: str) -> None:
 
 
 def _name(drop_in: ModuleType, package: str, name: str) -> object:
-    """What a package has under a name: what the drop-in has, else a type or the settings of the installed package."""
+    """Return a package's attribute: the drop-in's, else a type or the settings of the installed package."""
     try:
         return getattr(drop_in, name)
     except AttributeError:
@@ -152,7 +152,7 @@ def _of_drop_in(fullname: str, name: str, folders: list[str]) -> ModuleSpec | No
 
 
 def _folders(package: str, root: str) -> list[str]:
-    """Where the installed package is, which the drop-in may replace."""
+    """Return the folders of the installed package, which the drop-in may replace."""
     below = package[len(root) + 1 :].split(".") if package != root else []
     for outer, *inner in SIMULATED[root]:
         spec = importlib.util.find_spec(outer)

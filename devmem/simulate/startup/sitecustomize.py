@@ -1,4 +1,4 @@
-"""What Python imports first in a process of ``devmem simulate``: this folder is at the front of PYTHONPATH."""
+"""The first import of Python in a process of ``devmem simulate``: this folder is at the front of PYTHONPATH."""
 
 import importlib
 import os

@@ -43,7 +43,7 @@ class BuildError(OSError):
 
 @dataclass(frozen=True)
 class Front:
-    """How one vendor's library is built from the core, and its path in the folder that programs search."""
+    """The build of one vendor's library from the core, and its path in the folder that programs search."""
 
     soname: str
     sources: tuple[str, ...]

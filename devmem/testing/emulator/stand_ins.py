@@ -63,7 +63,7 @@ def modules(package: str) -> list[Path]:
 
 
 def missing(found: list[elf.Module], emulated: tuple[str, ...]) -> list[StandIn]:
-    """Which libraries the modules link and the loader would not find, with the functions that they use of each.
+    """Return the libraries that the modules link and the loader would not find, with the functions that they use of each.
 
     A function without a version could be in any of the libraries: where no other module defines it, the first missing library of
     the module that needs it gets it.

@@ -22,7 +22,7 @@ import pytest
 import vendors
 
 import devmem as dm
-from devmem._core.device.open_device import left_open
+from devmem._core.device.open_device import closing_drivers
 from devmem.spi.errors import DevmemError, DevmemWarning
 from devmem.testing import emulator
 
@@ -90,7 +90,7 @@ def backend(devmem_backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ba
             dm.unregister_backend("faulty")
             dm.close()
             monkeypatch.undo()
-    left_open.clear()  # the traceback of a test that was skipped refers to host memory, which the emulated driver has ended
+    closing_drivers.clear()  # the traceback of a test that was skipped refers to host memory, which the emulated driver has ended
 
 
 def attempt(call: Callable[[], object]) -> BaseException | None:

@@ -405,12 +405,12 @@ def test_a_fork_before_the_first_use(tmp_path: Path) -> None:
 @needs_fork
 def test_a_fork_after_a_close_leaves_the_memory_that_is_still_used_to_the_parent(tmp_path: Path) -> None:
     script = """
-    from devmem._core.device.open_device import left_open
+    from devmem._core.device.open_device import closing_drivers
     array = dm.pinned_array(10)
     dm.close()
-    assert left_open   # the driver, until the array is dropped
+    assert closing_drivers   # the driver, until the array is dropped
     def work():
-        assert not left_open
+        assert not closing_drivers
         array[:] = 5
     in_child(work)
     array[:] = 3

@@ -288,35 +288,30 @@ def test_a_name_that_differs_is_told_with_its_line(source, line, name, words):
 
 
 SETTINGS = {
-    "of numba": ("from numba import cuda, config", "config.CUDA_WARN_ON_IMPLICIT_COPY = 0", "set NUMBA_CUDA_WARN_ON"),
+    "of numba": ("from numba import cuda, config", "config.CUDA_MEMORY_MANAGER = 'm'", "set NUMBA_CUDA_MEMORY_MANAGER"),
     "of its core": (
         "from numba.core import config\nfrom numba import cuda",
-        "config.DISABLE_PERFORMANCE_WARNINGS = 1",
-        "set ",
+        "config.CUDA_MEMORY_MANAGER = 'm'",
+        "set NUMBA_CUDA_MEMORY_MANAGER in the environment",
     ),
     "in full": ("import numba", "numba.config.ENABLE_CUDASIM = 1", "use DEVMEM_BACKEND=host"),
     "of numba-cuda": (
         "from numba import cuda",
-        "cuda.core.config.CUDA_WARN_ON_IMPLICIT_COPY = 0",
-        "set NUMBA_CUDA_WARN_ON",
+        "cuda.core.config.CUDA_MEMORY_MANAGER = 'm'",
+        "set NUMBA_CUDA_MEMORY_MANAGER",
     ),
     "of roc": ("from numba import config", "config.DISABLE_HSA = 1", "choose another backend with DEVMEM_BACKEND"),
     "unknown": ("from numba import cuda, config", "config.CUDA_LOW_OCCUPANCY_WARNINGS = 0", "has no effect on devmem"),
-    "a warning": (
-        "from numba.core.errors import NumbaPerformanceWarning\nfrom numba import cuda",
-        "warnings.simplefilter('ignore', NumbaPerformanceWarning)",
-        "filter devmem.DevmemWarning",
-    ),
     "moved already": (
         "from numba import config\nfrom devmem.compat import numba_cuda",
-        "config.DISABLE_PERFORMANCE_WARNINGS = 1",
-        "set NUMBA_DISABLE_PERFORMANCE_WARNINGS in the environment",
+        "config.CUDA_DRIVER = 'x'",
+        "devmem finds the driver itself",
     ),
 }
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_settings_and_warnings_of_numbas_are_told(name):
+def test_settings_of_numbas_that_are_not_obeyed_are_told(name):
     imports, use, words = SETTINGS[name]
     source = f"{imports}\n# of cuda, or hsa\n{use}\n"
     [finding] = [each for each in rewrite(source.encode()).findings if not each.name.startswith("numba")]
@@ -327,13 +322,14 @@ def test_settings_and_warnings_of_numbas_are_told(name):
 @pytest.mark.parametrize(
     "source",
     [
-        "from numba.core.errors import NumbaPerformanceWarning as W\nfilter(W)  # no cuda here",
-        "from numba import config\nconfig.DISABLE_PERFORMANCE_WARNINGS = config.DISABLE_JIT = 1  # no cuda",
+        "from numba.core.errors import NumbaPerformanceWarning as W\nfrom numba import cuda\nfilter(W)",
+        "from numba import config, cuda\nconfig.DISABLE_PERFORMANCE_WARNINGS = config.DISABLE_CUDA = 1",
+        "import numba\nfrom numba import cuda\nnumba.config.CUDA_WARN_ON_IMPLICIT_COPY = 0",
         "from numba import cuda\nconfig.ENABLE_CUDASIM = 1",
         "from numba import cuda\nfrom numba.core.errors import NumbaWarning\nf(NumbaWarning)",
     ],
 )
-def test_settings_of_others_are_not(source):
+def test_settings_of_others_and_those_that_the_drop_in_obeys_are_not(source):
     assert [each for each in rewrite(source.encode()).findings if each.name != "numba"] == []
 
 

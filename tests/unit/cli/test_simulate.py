@@ -169,6 +169,109 @@ def test_the_successor_is_replaced_too(run, write):
     assert done.stdout == "devmem a type installed True\n", done.stderr
 
 
+CAPABILITY = """
+    from numba import cuda
+    from numba.cuda.cudadrv.driver import Device
+    device, *same = cuda.get_current_device(), cuda.gpus[0], cuda.current_context().device, Device(0)
+    assert {each.compute_capability for each in (device, *same)} == {(5, 2)}  # what numba's simulator says
+    assert (device.COMPUTE_CAPABILITY_MAJOR, device.COMPUTE_CAPABILITY_MINOR) == (5, 2)
+    assert device.compute_capability >= (5, 0) and device.simulated
+    assert "compute_capability" not in device.native.info.facts  # devmem's own device makes nothing up
+    cuda.detect()
+"""
+
+
+def test_the_device_has_a_compute_capability_and_says_that_it_is_simulated(run):
+    done = run(*MODULE, "-c", textwrap.dedent(CAPABILITY))
+    assert "Compute Capability: 5.2 (simulated)\n" in done.stdout, done.stderr
+
+
+COPIES = """
+    import warnings
+    import numpy as np
+    from numba import cuda
+
+    @cuda.jit
+    def first(x):
+        x[0] = 1
+
+    def warned(*filters):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for filter, *arguments in filters:
+                filter("ignore", *arguments)
+            first[1, 1](host := np.zeros(3))
+        assert host[0] == 1
+        return [each.category for each in seen if each.filename == __file__ and "argument 0" in str(each.message)]
+"""
+
+
+def test_numbas_filters_and_settings_reach_the_warning_of_copies(run, numba, write):
+    classes = """
+        class NumbaWarning(Warning):
+            def __init__(self, msg, loc=None, highlighting=True):
+                raise NotImplementedError("with colours")
+
+        class NumbaPerformanceWarning(NumbaWarning):
+            pass
+    """
+    for core in ("core", "cuda/core"):
+        write(f"packages/numba/{core}/errors.py", classes)
+    write("packages/numba/cuda/core/__init__.py", "")
+    switches = "CUDA_WARN_ON_IMPLICIT_COPY, DISABLE_PERFORMANCE_WARNINGS = 1, 0\n"
+    write("packages/numba/cuda/core/config.py", switches)
+    write("packages/numba/core/config.py", switches)
+    program = """
+        import devmem
+        from copies import warned, warnings
+
+        assert warned() == [devmem.DevmemWarning]  # nothing of numba is imported for it
+        from numba.core.errors import NumbaPerformanceWarning
+        [category] = warned()
+        assert issubclass(category, NumbaPerformanceWarning) and issubclass(category, devmem.DevmemWarning)
+        from numba.cuda.core.errors import NumbaPerformanceWarning as InNumbaCuda
+        for each in (NumbaPerformanceWarning, InNumbaCuda, devmem.DevmemWarning):
+            assert warned((warnings.simplefilter, each)) == []
+        assert warned((warnings.filterwarnings, "Host array used in CUDA kernel will incur copy overhead")) == []
+
+        from numba.core import config
+        from numba.cuda.core import config as in_numba_cuda
+        for module in (config, in_numba_cuda):
+            for name, silent in (("CUDA_WARN_ON_IMPLICIT_COPY", 0), ("DISABLE_PERFORMANCE_WARNINGS", 1)):
+                before = getattr(module, name)
+                setattr(module, name, silent)
+                assert warned() == []
+                setattr(module, name, before)
+        assert len(warned()) == len(warned()) == 1
+        print("done")
+    """
+    write("copies.py", COPIES)
+    write("program.py", program)
+    done = run(*MODULE, "program.py")
+    assert done.stdout == "done\n", done.stderr
+
+
+def test_numbas_other_switches_are_obeyed_too(run, numba, write):
+    code = """
+        from unittest.mock import patch
+        from numba import cuda
+        from numba.core import config
+        array = cuda.to_device([1.0], stream=cuda.stream())
+        for waits in (True, False):
+            config.CUDA_ARRAY_INTERFACE_SYNC = waits
+            with patch.object(cuda.cudadrv.driver.Stream, "synchronize") as waited:
+                cuda.from_cuda_array_interface(array.__cuda_array_interface__, owner=array)
+            assert waited.called is waits
+        cuda.close()
+        config.DISABLE_CUDA = 1
+        assert not cuda.is_available()
+        assert "DISABLE_CUDA" in cuda.cuda_error()
+        print("done")
+    """
+    done = run(*MODULE, "-c", textwrap.dedent(code))
+    assert done.stdout == "done\n", done.stderr
+
+
 def test_without_numba_it_has_numba_cuda_alone(run):
     code = """
         import numba

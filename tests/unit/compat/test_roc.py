@@ -110,6 +110,15 @@ def test_spellings_of_jit(signature):
     assert kernel.forall(3).local_size == (3,)
 
 
+@pytest.mark.parametrize("size", ["a", 1.5, (2, None), [2, "3"]], ids=repr)
+def test_sizes_that_are_no_integers_are_told(size):
+    kernel = roc.jit(lambda array: None)
+    for launch in (lambda: kernel[size, 1], lambda: kernel[1, size], lambda: kernel.configure(size)):
+        with pytest.raises(TypeError) as caught:
+            launch()
+        assert f"a launch is given integers, not {size!r}" in str(caught.value)
+
+
 def test_errors_are_related_as_they_were():
     assert issubclass(error.HsaSupportError, ImportError)
     for kind in (error.HsaApiError, error.HsaKernelLaunchError, error.HsaContextMismatchError):

@@ -51,6 +51,32 @@ def test_a_reduction_of_a_part_into_an_array():
     assert greatest(np.array([3.0, 9, 4]), init=-np.inf) == 9
 
 
+class Foreign:
+    """An array of another library that has the interface and nothing else."""
+
+    def __init__(self, array):
+        self.__cuda_array_interface__ = array.__cuda_array_interface__
+        self.owner = array
+
+
+def foreign(values):
+    return Foreign(cuda.to_device(np.asarray(values, float)))
+
+
+def test_arrays_of_other_libraries_need_the_interface_alone():
+    a, b, result = foreign([3, 5]), foreign([4, 12]), foreign([0, 0])
+    assert hypotenuse(a, b).copy_to_host().tolist() == [5, 13]
+    assert hypotenuse(np.array([3.0, 5]), b, out=result).copy_to_host().tolist() == [5, 13]
+    assert result.owner.copy_to_host().tolist() == [5, 13]
+    assert product(foreign([[1, 2]]), foreign([[3], [4]])).copy_to_host().tolist() == [[11]]
+    assert product(foreign([[1, 2]]), [[3], [4]], out=(made := foreign([[0]]))).copy_to_host().tolist() == [[11]]
+    assert made.owner.copy_to_host().tolist() == [[11]]
+    assert total(a) == total([3.0, 5.0]) == 8
+    assert total(a, res=result) is None
+    assert result.owner.copy_to_host().tolist() == [8, 13]
+    assert cuda.vectorize(lambda x, y: x + y).reduce(a) == 8
+
+
 def test_what_cannot_be_reduced():
     with pytest.raises(TypeError, match="only arrays with one axis are reduced, and this one has 2"):
         total(np.zeros((2, 2)))

@@ -138,7 +138,7 @@ def test_one_thread_is_the_callers():
 
 def test_the_caller_copies_the_parts_that_no_worker_takes(small_parts, monkeypatch):
     workers = CopyWorkers(4)
-    monkeypatch.setattr(workers, "_start", lambda: None)  # all of them are busy elsewhere, and stay so
+    monkeypatch.setattr(workers, "_start", lambda closes: None)  # all of them are busy elsewhere, and stay so
     source, there = np.arange(400), np.zeros(400, int)
     workers.copy(there, source)
     assert np.array_equal(there, source)
@@ -264,11 +264,11 @@ def test_no_two_threads_have_one_name(monkeypatch):
         def extend(self, numbers):
             super().extend(numbers)
             if len(self) == 1:
-                workers._start()  # the other caller
+                workers._start(workers._closes)  # the other caller
 
     monkeypatch.setattr(threading, "Thread", lambda name, **_: made.append(name) or SimpleNamespace(start=lambda: None))
     workers._running = Running()
-    workers._start()
+    workers._start(workers._closes)
     assert len(made) == len(set(made)) == 3
 
 
@@ -287,9 +287,9 @@ def test_what_starts_threads_starts_none_after_the_close(monkeypatch):
 
     workers = CopyWorkers(3)
     monkeypatch.setattr(threading, "Thread", Thread)
-    workers._start()
+    workers._start(workers._closes)
     assert len(started) == workers._jobs.qsize() == 1  # and this one is told to end
-    workers._start()
+    workers._start(workers._closes)
     assert len(started) == 3
 
 
@@ -300,11 +300,11 @@ def test_after_an_interrupted_close_one_thread_is_missing_at_most(monkeypatch, a
         while left <= 0:
             number, workers = number + 1, CopyWorkers(4)
             if begun:
-                workers._start()
+                workers._start(workers._closes)
             with at_point(number, lambda code: code.co_filename == workers_module.__file__) as point:
                 workers.close()
             left, running = point.left, 3 * begun - workers._jobs.qsize()
-            workers._start()
+            workers._start(workers._closes)
             assert len(workers._running) >= 2, point.where
             assert running >= 0
         assert number > 2
@@ -504,7 +504,7 @@ def test_blocks_ofpageable_slot_memory_are_bounded_too(backend, context, monkeyp
             sound.stream_synchronize(handle)
 
     def counted(nbytes):
-        in_flight.append(sum(kept.nbytes for _, keep in context.completions.busy.get(other, ()) for kept in keep))
+        in_flight.append(sum(kept.nbytes for _, keep in context.completions.in_flight.get(other, ()) for kept in keep))
         return ordinary(nbytes)
 
     monkeypatch.setattr(ring_module, "pageable_slot", counted)

@@ -35,17 +35,17 @@ class Closed:
 @pytest.mark.parametrize("is_locked", [False, True])
 @pytest.mark.parametrize("blocks", [0, 2])
 def test_an_interrupt_leaves_a_driver_to_be_closed_later(blocks, is_locked, monkeypatch, at_point):
-    monkeypatch.setattr(open_device, "left_open", [])
+    monkeypatch.setattr(open_device, "closing_drivers", [])
     number, left = 0, 0
     while left <= 0:
         number, device = number + 1, Closed(blocks, is_locked)
-        open_device.left_open.append((device, device))
+        open_device.closing_drivers.append((device, device))
         with at_point(number, lambda code: code.co_filename in FILES and "_settle" not in code.co_name) as point:
-            open_device.close_left_open()
+            open_device.finish_closing()
         left = point.left
         assert device.closed <= (not is_locked)
-        open_device.close_left_open()
-        assert not open_device.left_open
+        open_device.finish_closing()
+        assert not open_device.closing_drivers
         device.unlock()
         assert device.closed == 1, point.where
     assert number > 5

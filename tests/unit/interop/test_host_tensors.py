@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 
-from devmem._core.interop.import_ import host_tensor
+from devmem._core.interop.foreign_arrays import host_tensor
 
 
 class Exporter:

@@ -191,6 +191,14 @@ def test_declared_types_convert_arguments_and_results(simulated):
     assert row.tolist() == [1, 3]
 
 
+def test_declared_types_convert_arguments_by_name_too(simulated):
+    def kernel(out):
+        out[0] = truncated(x=-2.9)
+
+    [out] = simulated.run(kernel, 1, 1, np.zeros(1))
+    assert out.tolist() == [-2]
+
+
 def test_functions_of_one_factory_have_their_own_memory_with_declared_types_too(simulated):
     def made(value):
         @cuda.jit("float64(int64)", device=True)

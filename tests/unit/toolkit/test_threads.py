@@ -64,6 +64,19 @@ def test_behind_an_interrupt_threads_copy_and_end():
     assert number > 10
 
 
+def test_a_start_that_comes_after_the_close_starts_no_thread(monkeypatch):
+    """The call that asked for it was interrupted, and did not wait for it."""
+    before, late = set(named("devmem-staging")), []
+    monkeypatch.setattr(workers, "run_apart", late.append)
+    src = np.arange(3 * workers.PART, dtype=np.uint8)
+    copiers = CopyWorkers(3)
+    copiers.copy(np.empty_like(src), src)
+    copiers.close()
+    [start] = late
+    start()
+    assert set(named("devmem-staging")) == before
+
+
 @pytest.mark.own_thread
 def test_no_interrupt_loses_a_thread_that_uploads_ahead():
     before, number, left = set(named("devmem-prefetch")), 0, 0

@@ -24,7 +24,7 @@ S = TypeVar("S")
 
 
 class Step(Protocol):
-    """What makes a view of a host array, and the same view of a device array."""
+    """A function that makes a view of a host array, and the same view of a device array."""
 
     def __call__(self, array: Any, /) -> Any: ...
 
@@ -123,7 +123,7 @@ class SmartArray(Shaped, AsNumpy):
     def host(self) -> npt.NDArray[Any]:
         """The host side, up to date on return: always the same memory, as an ordinary ndarray.
 
-        Who writes it calls `host_changed` behind that. After the device has written (`gpu_changed`) its elements are old until
+        Call `host_changed` after you write to it. After the device has written (`gpu_changed`) its elements are old until
         the next call of `host`, or the next use as an array.
         """
         return self._on(self._sides.host())
@@ -131,7 +131,7 @@ class SmartArray(Shaped, AsNumpy):
     def gpu(self) -> DeviceNDArray[Any]:
         """The device side, up to date on return: on the device that was current when it was first asked for.
 
-        Who writes it calls `gpu_changed` behind that; for a kernel that is given the SmartArray itself both are done. Where its
+        Call `gpu_changed` after you write to it; for a kernel that is given the SmartArray itself both are done. Where its
         memory was freed, or its device closed, and the host has the newest elements, a new one is made.
 
         Raises

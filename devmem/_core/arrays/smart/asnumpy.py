@@ -1,4 +1,4 @@
-"""What NumPy and Python do with an array that has to be brought up to date first."""
+"""NumPy's and Python's operations on an array that is brought up to date first."""
 
 from __future__ import annotations
 

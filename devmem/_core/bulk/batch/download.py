@@ -161,7 +161,7 @@ class _SmallArrays:
                     packed = ArrayView(block.ptr + offsets[at], array._shape, array._dtype, strides)
                     together = opened.copies.boxes(packed, array, stream)
                     if not together:
-                        opened.copies.place(packed, array, stream, False)
+                        opened.copies.copy_part(packed, array, stream, False)
                     boxes += together
                 if boxes:
                     copy_boxes(opened, boxes, CopyKind.D2D, stream)

@@ -51,7 +51,7 @@ def rebuild(tree: Tree, leaves: Iterator[Any]) -> Tree:
 
 
 def path(tree: Tree, number: int) -> str:
-    """Where a leaf is, for people."""
+    """Return the place of a leaf, as text for people."""
 
     def walk(tree: Tree, at: str) -> Iterator[str]:
         if isinstance(tree, _CONTAINERS):
@@ -64,7 +64,7 @@ def path(tree: Tree, number: int) -> str:
 
 
 def paths(tree: Tree, numbers: Sequence[int]) -> str:
-    """Where leaves are that are copied together, for people."""
+    """Return the places of leaves that are copied together, as text for people."""
     if len(numbers) == 1:
         return path(tree, numbers[0])
     return f"{len(numbers)} leaves together, {path(tree, numbers[0])} to {path(tree, numbers[-1])}"

@@ -47,7 +47,7 @@ _nbytes, _dtype = attrgetter("nbytes"), attrgetter("dtype")
 
 
 class _Route(IntEnum):
-    """How an array gets to the device."""
+    """The way of an array to the device."""
 
     PACKED = 0
     BATCHED = 1
@@ -143,7 +143,7 @@ class _Upload:
         return arrays
 
     def _routes(self) -> list[_Route]:
-        """How each array is copied; an empty list where all are packed."""
+        """Choose the way of each array; an empty list where all are packed."""
         if self.sources and self.stream.is_capturing():
             # What a graph copies it copies whenever it is launched, from where the user's arrays are.
             return [_Route.SINGLE] * len(self.sources)
@@ -169,7 +169,7 @@ class _Upload:
         return routes
 
     def _route(self, source: npt.NDArray[Any]) -> _Route:
-        """How a large array is copied."""
+        """Choose the way of a large array."""
         copies = self.opened.copies
         if not (copies.batches or copies.volume_batches) or not self._is_locked(source):
             return _Route.SINGLE
@@ -207,7 +207,7 @@ class _Upload:
         sources, sizes, locks = self.sources[part], self.sizes[part], self.opened.page_locks
         start = block.ptr + sum(self.steps[: part.start])
         dsts, srcs = list(accumulate(self.steps[part][:-1], initial=start)), addresses(sources)
-        with locks.steady(min(srcs), max(map(add, srcs, sizes))):
+        with locks.hold_page_locks(min(srcs), max(map(add, srcs, sizes))):
             if locks.segments is not self._page_locks_seen:
                 return False
             copy_many(self.opened, dsts, srcs, sizes, CopyKind.H2D, self.stream, sources)
@@ -222,7 +222,7 @@ class _Upload:
             parts = rows(source.shape, source.itemsize, array.strides, source.strides)
             boxes += parts.boxes(array._ptr, address(source))
         lows, highs = zip(*map(extent, sources), strict=True)
-        with locks.steady(min(lows), max(highs)):
+        with locks.hold_page_locks(min(lows), max(highs)):
             if locks.segments is self._page_locks_seen:
                 copy_boxes(self.opened, boxes, CopyKind.H2D, self.stream, sources)
                 return
@@ -244,7 +244,7 @@ class _Upload:
         ``contiguous``: all are known to be C-contiguous, and there is a block. Asking them takes long, compared with the rest.
         """
         opened, bound = self.opened, self.bound
-        nothing = opened.memory.nothing(self.stream)
+        nothing = opened.memory.empty_allocation(self.stream)
         ptr = 0 if block is None else block.ptr
         if contiguous and core is not None:
             made: list[Any] = core.beside(opened, block, ptr, bound, nothing, self.sources, self.sizes, self.steps)

@@ -107,7 +107,7 @@ def store_elements(
     stream = source.stream_in_force()
     with CurrentDevice(source.open_device.handle):
         stream.check_waitable()
-        source.open_device.free_queue.safe_point()
+        source.open_device.free_queue.free_if_due()
         with StreamUse(stream, source.allocation):
             if fortran or source.is_c_contiguous():
                 _write_contiguous(source, file, temporary, start, stream)
@@ -135,7 +135,7 @@ def path_of(path: object) -> str:
 
 
 def _elements(file: OpenFile, dtype: object, shape: object, offset: SupportsIndex) -> Elements:
-    """What is to be loaded: as the file says, or as the caller does."""
+    """Return the elements to load: as the file says, or as the caller does."""
     (start,) = integers_of((offset,), "load(offset=): an offset is a whole number of bytes")
     if not 0 <= start <= file.size():
         raise LayoutError(

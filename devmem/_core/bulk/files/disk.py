@@ -83,7 +83,7 @@ class OpenFile:
                 os.truncate(self.raw.fileno(), nbytes)
 
     def version(self) -> Version:
-        """What a file of this path that was put there since, or was written since, does not have in common with this one."""
+        """Return the version of the open file: a file that replaced it, or that was written since, has another one."""
         found = os.fstat(self.raw.fileno())
         written = (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else ()
         return found.st_dev, found.st_ino, *written

@@ -21,7 +21,7 @@ _LENGTHS, _HEADER = 26, 30
 
 
 def read_index(file: OpenFile, reader: BufferedReader) -> dict[str, Elements | None]:
-    """Where the elements of each array of an archive are, by its name; None for a compressed array."""
+    """Return the place of each array's elements in an archive, by the array's name; None for a compressed array."""
     with _errors(file.path), zipfile.ZipFile(reader) as archive:
         members = {
             info.filename.removesuffix(".npy"): info

@@ -1,4 +1,4 @@
-"""What a store keeps of each key: the tier that it is on, the value there, and the call that moves it.
+"""The entries of a store: for each key the tier that it is on, the value there, and the call that moves it.
 
 The lock of the store protects all of it.
 """
@@ -29,7 +29,7 @@ class Tier:
 
 
 class Claim:
-    """That a call is moving an entry, or has taken one out; the entry refers to it weakly."""
+    """The claim of a call that is moving an entry, or has taken one out; the entry refers to it weakly."""
 
     __slots__ = ("__weakref__", "entry", "thread")
 

@@ -57,7 +57,7 @@ class StoredFile:
         self.nbytes = ALIGNMENT
 
     def value(self) -> Any:
-        """What was pickled.
+        """Read and unpickle the value.
 
         Raises
         ------

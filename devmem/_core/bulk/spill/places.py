@@ -34,7 +34,7 @@ HostArray = npt.NDArray[Any]
 
 
 class Slot(Enum):
-    """What stands in a value for an array. Pickle keeps what it is."""
+    """The placeholder of an array in a value. It is the same object after pickling."""
 
     SLOT = "array"
 
@@ -44,7 +44,7 @@ SLOT = Slot.SLOT
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What an array is when it has been moved: without gaps, in its own order of axes."""
+    """The layout of an array that has been moved: without gaps, in its own order of axes."""
 
     kind: type[DeviceNDArray[Any]]
     device: Device
@@ -74,7 +74,7 @@ class Array:
 
     @classmethod
     def of(cls, array: DeviceNDArray[Any], blocks: Blocks) -> Array:
-        """What an array is, whose memory is looked after from now on."""
+        """Return the record of an array whose memory the store looks after from now on."""
         packed = like_strides(array.shape, array.strides, array.itemsize)
         layout = Layout(type(array), array.device, array.shape, array.dtype, packed, array.nbytes)
         allocation = array.allocation
@@ -88,7 +88,7 @@ class Array:
 
     def given(self, blocks: Blocks) -> DeviceNDArray[Any]:
         """The array, for the program."""
-        nothing = self.opened.memory.nothing
+        nothing = self.opened.memory.empty_allocation
         made = self.over(nothing(self.opened.streams.default) if self.block is None else blocks.lend(self.block))
         made._stream = self.stream
         return made
@@ -234,7 +234,7 @@ def _ordered(array: Array) -> Allocation:
     stream = array.opened.streams.stream_of(0)
     if allocation.streams is not None or stream is not allocation.home:
         with CurrentDevice(array.opened.handle):
-            allocation.hand_to(stream)
+            allocation.order_for_consumer(stream)
     return allocation
 
 

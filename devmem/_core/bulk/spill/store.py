@@ -221,7 +221,7 @@ class Store(MutableMapping[Hashable, Any]):
     # -- more ----------------------------------------------------------------------------------------------------------
 
     def tier(self, key: Hashable) -> str:
-        """Where a key is: ``"device"``, ``"host"`` or ``"disk"``. Nothing is moved.
+        """Return the tier of a key: ``"device"``, ``"host"`` or ``"disk"``. Nothing is moved.
 
         Examples
         --------
@@ -263,7 +263,7 @@ class Store(MutableMapping[Hashable, Any]):
         return sum(self._reduce(each, keep_bytes) for each in tiers)
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """What is where, and what was moved.
+        """Count the keys and bytes on each tier, and the moves between tiers.
 
         Returns
         -------

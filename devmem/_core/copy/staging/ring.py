@@ -41,7 +41,7 @@ from ...base.layout import Shape
 from ...ordering.completions import CompletionTracker
 from ...ordering.stream import Stream
 from ...ordering.stream_table import StreamTable
-from ..host_copy import scratch
+from ..host_copy import page_aligned_empty
 from ..statistics import CopyStatistics
 from .workers import CopyWorkers
 
@@ -354,5 +354,5 @@ def _threshold(handle: DeviceHandle) -> int:
 
 def pageable_slot(nbytes: int) -> Slot:
     """Pageable memory in place of a slot, for one use."""
-    raw = scratch((nbytes,), np.uint8)
+    raw = page_aligned_empty((nbytes,), np.uint8)
     return Slot(raw, address(raw))

@@ -81,7 +81,7 @@ class CopyWorkers:
         """
         if not self._started:
             with suppress(RuntimeError):  # the system gives no more threads: the caller works alone
-                run_apart(self._start)
+                run_apart(partial(self._start, self._closes))
             self._started = True
         if self._trace is not None:
             steps = [partial(_traced, self._trace, step) for step in steps]
@@ -107,16 +107,16 @@ class CopyWorkers:
                 self._missing.append(None)
 
     def _share(self, nbytes: int) -> int:
-        """How many threads so many bytes are worth."""
+        """Return the number of threads that pay for a copy of so many bytes."""
         return max(1, min(self.threads, nbytes // PART))
 
-    def _start(self) -> None:
+    def _start(self, closes: int) -> None:
         """Start the threads that are missing; `run_apart` does, so that each is counted, whatever interrupts the caller.
 
+        ``closes`` is how many there were when it was asked for: behind an interrupt of the caller this may run after the next.
         It takes no lock: a finalizer of the user's, run by the collector in between, may copy.
         """
-        closes = self._closes
-        with suppress(IndexError, RuntimeError):  # no more threads can be had: those there are do the work
+        with suppress(IndexError, RuntimeError):  # no more threads can be had: use the threads that did start
             while True:
                 self._missing.popleft()
                 if self._closes != closes:

@@ -109,7 +109,7 @@ class CrossStreamReuse:
                     raise
 
     def record_if_possible(self, pending: PendingBlocks, key: StreamCache | int, handle: int) -> None:
-        """As `record`; if the driver refuses, the blocks wait for the device, or for the next time that the stream is asked."""
+        """Record an event; if the driver refuses, the blocks wait for the device, or until the stream is asked again."""
         with suppress(BackendError):
             self.record(pending, key, handle)
 
@@ -168,7 +168,7 @@ class CrossStreamReuse:
             return True
 
     def _is_capturing(self, cache: StreamCache) -> bool:
-        """As `capturing`; a signal's handler may destroy the stream before it is asked."""
+        """Return whether a stream captures a graph; False if a signal's handler has destroyed it."""
         try:
             return cache.handle_valid and self.capturing(cache.stream)
         except BackendError:

@@ -1,4 +1,4 @@
-"""What every pool does, for device memory and for page-locked memory.
+"""The base of all pools, for device memory and for page-locked memory.
 
 A pool takes chunks from its upstream and keeps freed blocks for reuse. A request goes through these steps, until one serves it:
 
@@ -40,9 +40,9 @@ class Pool(Adaptor, ABC):
         super().__init__(upstream)
         self._limit = sys.maxsize
         self._whole_blocks = whole_blocks
-        self._start()
+        self._start_anew()
 
-    def _start(self) -> None:
+    def _start_anew(self) -> None:
         self._lists = FreeLists(self._lock, ordered=super().stream_ordered, whole_blocks=self._whole_blocks)
         self._bound: CrossStreamReuse | None = None
         #: What is known of streams, by number: those that are not here need not be forgotten.

@@ -1,4 +1,4 @@
-"""Which bytes of a pool are free, and who may use them. No driver is called here.
+"""The free bytes of a pool, and the streams that may use them. No driver is called here.
 
 A pool takes chunks from its upstream. Every free byte of a chunk is in one of three places: in the cache of a stream
 (`StreamCache`), behind an event (`PendingBlocks`), or idle, where every stream may use it. Chunks whose every byte is idle
@@ -47,7 +47,7 @@ SMALL_SHARE = 64
 
 
 class Effort(IntEnum):
-    """How hard to look for a large block that is not close to the request."""
+    """The effort of a search for a large block that is not close to the request."""
 
     FIRST = 1  #: other streams have not been asked yet: do not
     FULL = 2  #: as far as enough chunks stay whole
@@ -100,7 +100,7 @@ class FreeLists:
             return self._change(step, *arguments, **named)
 
     def ask(self, step: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R | None:
-        """As `change`; but inside another change nothing is called, now or later."""
+        """Call a step like `change`, but drop it if another change is under way."""
         with self.lock:
             return None if self.changing else self._change(step, *arguments, **named)
 
@@ -221,7 +221,7 @@ class FreeLists:
                 self.ready[stream] = found.by_request
         return found
 
-    def file(self, ptr: int, nbytes: int, stream: int) -> None:
+    def put_block(self, ptr: int, nbytes: int, stream: int) -> None:
         """Put a block that came back into the cache of its stream, whose handle is therefore valid until `forget_stream`."""
         cache = self.cache_of(stream)
         if not cache.handle_valid:
@@ -281,7 +281,7 @@ class FreeLists:
         self.pending[made] = None
 
     def undo_pending(self, made: Iterable[PendingBlocks]) -> None:
-        """Where no event was recorded, the blocks are the stream's again. Without a stream they wait for the device."""
+        """Give blocks without a recorded event back to their stream; blocks without a stream wait for the device."""
         for each in made:
             if not each.recorded and each.cache is not None and each in self.pending:
                 each.move_to(each.cache.free)

@@ -36,7 +36,7 @@ PAGE = 4096
 
 @dataclass(frozen=True, slots=True)
 class PinnedReport(Report):
-    """What a pool of pinned memory holds and has done. Sizes are in bytes.
+    """The contents and history of a pool of pinned memory. Sizes are in bytes.
 
     Examples
     --------
@@ -139,7 +139,7 @@ class PinnedPool(Pool):
             return self._lists.idle.largest
 
     def report(self) -> PinnedReport:
-        """What the pool holds, and what it has done so far."""
+        """Return the contents and the history of the pool."""
         lists = self._lists
         with lists.lock:
             return PinnedReport(

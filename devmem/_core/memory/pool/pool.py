@@ -35,7 +35,7 @@ SLACK, SLACK_BYTES = 0.11, 28 * MIB
 
 @dataclass(frozen=True, slots=True)
 class PoolReport(Report):
-    """What a pool holds, and how broken up it is. Sizes are in bytes.
+    """The contents of a pool, and its fragmentation. Sizes are in bytes.
 
     Examples
     --------
@@ -100,8 +100,8 @@ class PoolMemory(Pool):
         if isinstance(self.max_bytes, int) and self.max_bytes < UNIT:
             raise ConfigError(f"PoolMemory(max_bytes={max_bytes!r}): a pool needs at least {exact_size(UNIT)}")
 
-    def _start(self) -> None:
-        super()._start()
+    def _start_anew(self) -> None:
+        super()._start_anew()
         self._ready = self._lists.ready
         self._thread = self._lists.thread
         #: By stream, the free blocks of each requested size: for the compiled core, which does what a hit does.
@@ -136,7 +136,7 @@ class PoolMemory(Pool):
         try:
             blocks: list[int] = (self._ready[stream] if stream != PER_THREAD_STREAM else self._thread.ready)[nbytes]
         except (LookupError, AttributeError):  # the first block of its size on the stream
-            self._lists.change(self._lists.file, ptr, nbytes, stream)
+            self._lists.change(self._lists.put_block, ptr, nbytes, stream)
         else:
             blocks.append(ptr)
 
@@ -151,7 +151,7 @@ class PoolMemory(Pool):
         return self.report().largest_free_block
 
     def report(self) -> PoolReport:
-        """What the pool holds, and in how many pieces."""
+        """Return the contents of the pool, and the number of pieces."""
         with self._lists.lock:
             self._lists.ask(self._lists.coalesce)
             return self._lists.look(self._report)

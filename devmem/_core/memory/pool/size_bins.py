@@ -174,7 +174,7 @@ class FreeSet:
 
 
 class Fit(Enum):
-    """Which free blocks may serve a large request; a small one is cut from any small block.
+    """The free blocks that may serve a large request; a small one is cut from any small block.
 
     As long as one part of a chunk is in use, the rest can neither go back nor serve a larger request. So whole chunks are the
     last to be broken up.

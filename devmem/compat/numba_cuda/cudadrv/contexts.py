@@ -29,6 +29,7 @@ from .memory_managers import (
 )
 from .pointers import MemoryPointer
 from .streams import DefaultStream, Event, NumberedStream, Stream, default_stream_object, with_class
+from .switches import switch
 
 #: The compute capability that numba.cuda requires.
 MIN_REQUIRED_CC = (3, 5)
@@ -241,7 +242,9 @@ class Context:
 def _open(native: Any) -> None:
     """Prepare an open device for use here."""
     if disabled():
-        raise CudaSupportError(f"CUDA is disabled due to setting {DISABLED}=1 in the environment")
+        raise CudaSupportError(
+            f"CUDA is disabled due to setting {DISABLED}=1 in the environment, or DISABLE_CUDA in numba.config"
+        )
     context = state.contexts.get(native.device)
     if context is None:
         device = Device(native.device.ordinal)
@@ -264,8 +267,8 @@ def _use_shareable_memory(native: Any) -> None:
 
 
 def disabled() -> bool:
-    """Whether the environment disables CUDA."""
-    return os.environ.get(DISABLED, "0") not in ("", "0")
+    """Whether the environment or Numba's settings disable CUDA."""
+    return switch("DISABLE_CUDA", False)
 
 
 def _setting(variable: str, kind: Any) -> Any:

@@ -20,7 +20,7 @@ def memory_for(
     """The allocation for an array made by its constructor, and the array's address."""
     chosen = bound or native.streams.stream_of(None)
     if 0 in shape or not dtype.itemsize:
-        return native.memory.nothing(chosen), 0
+        return native.memory.empty_allocation(chosen), 0
     low, high = byte_bounds(0, shape, strides, dtype.itemsize)
     size = high - low
     if gpu_data is None:

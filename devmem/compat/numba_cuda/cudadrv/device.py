@@ -6,7 +6,7 @@ from typing import Any
 
 import devmem
 
-from ...._core.base.simulation import THREADS, wave_size
+from ...._core.base.simulation import THREADS, simulates, wave_size
 from ....spi.errors import DevmemError
 from ....spi.types import Capability, MemoryKind
 from . import nvidia_driver, state
@@ -28,6 +28,8 @@ SIMULATED = {
     "MAX_REGISTERS_PER_BLOCK": 1 << 16,
     "TOTAL_CONSTANT_MEMORY": 1 << 16,
 }
+#: What they say of themselves where programs ask for a compute capability: the same as Numba's simulator.
+SIMULATED_COMPUTE_CAPABILITY = 5, 2
 
 
 class Device:
@@ -42,6 +44,8 @@ class Device:
         self.id = self.native.ordinal
         self.name = info.name
         self.uuid = info.uuid if info.uuid.startswith("GPU-") else f"GPU-{info.uuid}"
+        #: Whether kernels are simulated. The compute capability and the limits of kernels are then made up.
+        self.simulated = simulates(info)
         self.compute_capability = _compute_capability(info)
 
     @classmethod
@@ -126,7 +130,7 @@ def _natives() -> list[devmem.Device]:
 
 
 def _compute_capability(info: devmem.DeviceInfo) -> tuple[int, int]:
-    """From the driver, or from the digits of AMD's architecture name; (0, 0) if there is none."""
+    """From the driver, from the digits of AMD's architecture name, or the simulator's."""
     said = info.facts.get("compute_capability")
     if said is not None:
         major, _, minor = str(said).partition(".")
@@ -134,7 +138,7 @@ def _compute_capability(info: devmem.DeviceInfo) -> tuple[int, int]:
     digits = info.arch.partition(":")[0].removeprefix("gfx")
     if info.arch.startswith("gfx") and len(digits) > 2:
         return int(digits[:-2]), int(digits[-2], 16)
-    return 0, 0
+    return SIMULATED_COMPUTE_CAPABILITY if simulates(info) else (0, 0)
 
 
 def _attributes(native: devmem.Device) -> dict[str, int]:
@@ -162,7 +166,7 @@ def _attributes(native: devmem.Device) -> dict[str, int]:
 
 
 def _limits(info: devmem.DeviceInfo) -> dict[str, int]:
-    """The limits of kernels, from the driver, or the simulator's on devices that simulate kernels."""
-    simulated = {} if Capability.LAUNCH in info.capabilities else SIMULATED
+    """The limits of kernels, from the driver, or the simulator's."""
+    simulated = SIMULATED if simulates(info) else {}
     limits = {name: info.facts.get(name.lower(), simulated.get(name)) for name in SIMULATED}
     return {name: int(value) for name, value in limits.items() if value}

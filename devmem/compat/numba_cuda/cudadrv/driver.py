@@ -134,7 +134,7 @@ class Driver:
         return found
 
     def get_device_count(self) -> int:
-        """How many devices there are."""
+        """Return the number of devices."""
         return len(gpus)
 
     def list_devices(self) -> list[Device]:

@@ -203,7 +203,7 @@ class PendingDeallocs:
         if native is None:
             return len(self._added)
         with native.device.entered():
-            native.free_queue.safe_point()
+            native.free_queue.free_if_due()
         waiting = *native.free_queue.dropped, *native.free_queue.pending
         return len(self._added) + sum(isinstance(item, self._kind) for item in waiting)
 

@@ -15,7 +15,7 @@ from ....toolkit.locks import Rank, lock
 
 
 class PrimaryContext(Protocol):
-    """What other modules use of a `contexts.Context`, which imports them."""
+    """The attributes of a `contexts.Context` that modules use which it imports."""
 
     device: Any
     memory_manager: Any

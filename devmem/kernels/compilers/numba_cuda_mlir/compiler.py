@@ -78,7 +78,7 @@ def ptx_for(
 def compiled(
     function: Callable[..., object], argument_types: tuple[Hashable, ...], chip: str, options: Mapping[str, object]
 ) -> Any:
-    """What numba-cuda-mlir made of a kernel; TypeError for an option that it does not have."""
+    """Compile a kernel with numba-cuda-mlir; TypeError for an option that it does not have."""
     check_options("numba-cuda-mlir", options, OPTIONS)
     device_names.register()
     made = cuda.jit(types.void(*argument_types), chip=chip, **options)(function)

@@ -1,4 +1,4 @@
-"""What a driver's device is for numba-hip, found out without importing it."""
+"""The architecture that numba-hip compiles for, by a driver's device, found out without importing numba-hip."""
 
 from __future__ import annotations
 

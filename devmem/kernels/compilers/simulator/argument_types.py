@@ -182,7 +182,8 @@ def _parse_any(text: str, signature: str) -> Type | None:
 def _parse(text: str, signature: str) -> Type:
     if text.startswith("CPointer("):
         raise TypeError(
-            f"{text} in {signature!r}: the simulator takes no addresses, whose lengths it cannot know: pass arrays"
+            f"{text} in {signature!r}: the simulator takes no addresses, whose lengths it cannot know: declare an array, "
+            f"{text[9:-1]}[:], and pass one"
         )
     if (made := re.fullmatch(r"(Uni)?Tuple\((.*)\)", text, re.DOTALL)) is not None:
         parts = _parts(made[2] if made[1] else made[2].strip().removeprefix("(").removesuffix(")"))

@@ -33,7 +33,7 @@ class Simulator:
     backend = "host"
 
     def unavailable(self) -> str | None:
-        """How to install greenlet, if it is missing."""
+        """Return how to install greenlet, if it is missing."""
         if importlib.util.find_spec("greenlet") is None:
             return "kernels on the host backend need greenlet: pip install 'devmem-arrays[sim]'"
         return None

@@ -6,6 +6,7 @@ one is taken that converts least. Arrays, tuples and records are passed as they 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,9 +24,14 @@ class DeclaredFunction(DeviceFunction):
     def __init__(self, function: Any, signatures: Sequence[str], options: Any) -> None:
         super().__init__(function, signatures, options)
         self._declared = [parse_device_signature(each) for each in signatures]
+        self._signature = inspect.signature(function)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Convert the arguments, call the function and convert its result."""
+        if named or len(arguments) < len(self._signature.parameters):
+            bound = self._signature.bind(*arguments, **named)
+            bound.apply_defaults()
+            arguments, named = bound.args, bound.kwargs
         fitting = [each for each in self._declared if len(each[0]) == len(arguments)]
         if not fitting or named:
             return super().__call__(*arguments, **named)
@@ -34,7 +40,7 @@ class DeclaredFunction(DeviceFunction):
 
 
 def _losses(types: Sequence[Type | None], arguments: Sequence[Any]) -> tuple[int, int]:
-    """How many numbers may lose digits by the conversion to these types, and how many are converted."""
+    """Count the numbers that may lose digits by the conversion to these types, and all that are converted."""
     pairs = zip(map(_dtype, arguments), map(_wanted, types), strict=True)
     converted = [(one, other) for one, other in pairs if one is not None and other is not None and one != other]
     return sum(not np.can_cast(*each, "safe") for each in converted), len(converted)

@@ -51,7 +51,7 @@ def python_function(value: object) -> Function | None:
 
 
 def number_type(value: object) -> Any:
-    """What a kernel calls and passes instead of one of Numba's types of numbers; None for anything else."""
+    """Return the type that a kernel calls and passes for one of Numba's types of numbers; None for anything else."""
     kind = type(value)
     if kind.__module__.startswith("numba") and kind.__module__.endswith(".types.scalars") and kind.__name__ in _NUMBERS:
         return NUMBER_TYPES[dtype_of(value).type]
@@ -100,7 +100,7 @@ class _Copies:
         return copy
 
     def _replaced(self, value: Any, names: set[str]) -> Any:
-        """What a name in a copy refers to instead of a value, often the value itself; ``names``: all that the function has."""
+        """Return what a name in a copy refers to, often the value itself; ``names``: all that the function has."""
         if id(value) in _REPLACED:
             return _REPLACED[id(value)]
         number = number_type(value)
@@ -128,7 +128,7 @@ class _Copies:
 
 
 def _contents(cell: CellType) -> tuple[Any, ...]:
-    """What a variable of an outer function holds: nothing if it is not assigned yet."""
+    """Return the content of an outer function's variable, as a tuple: empty if it is not assigned yet."""
     try:
         return (cell.cell_contents,)
     except ValueError:

@@ -69,7 +69,7 @@ def brev(value: Any, width: int) -> int:
 
 
 def clz(value: Any, width: int) -> int:
-    """How many of the highest bits are 0."""
+    """Count the highest bits that are 0."""
     return width - bits_of(value, width).bit_length()
 
 
@@ -80,5 +80,5 @@ def ffs(value: Any, width: int) -> int:
 
 
 def popc(value: Any, width: int) -> int:
-    """How many bits are 1."""
+    """Count the bits that are 1."""
     return bits_of(value, width).bit_count()

@@ -1,4 +1,4 @@
-"""What all blocks of a simulated launch share."""
+"""State that all blocks of a simulated launch share."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def _scaled_erfc(x: Any) -> float:
 
 
 def _bessel(n: int, x: Any) -> float:
-    """By its integral over a period, for which the trapezoidal rule converges faster than any power."""
+    """Integrate a Bessel function over a period, for which the trapezoidal rule converges faster than any power."""
     if not math.isfinite(x):
         return 0.0 if math.isinf(x) else math.nan
     angles = np.arange(count := int(abs(x)) + abs(n) + 64) * (2 * np.pi / count)

@@ -132,7 +132,7 @@ def _number(native: Any) -> Any:
 
 
 def _general(name: str, left: Any, right: Any) -> Any:
-    """What Python does with the methods of an operator of two operands, at least one of them of a compiled class."""
+    """Apply an operator of two operands, at least one of a compiled class, by the methods that Python would call."""
     for own, other, method in ((left, right, f"__{name}__"), (right, left, f"__r{name}__")):
         function = _METHODS.get((type(own), method))
         found = NotImplemented if function is None else function(own, other)
@@ -316,7 +316,7 @@ def _bool_operator(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _bool_arithmetic(method: str) -> Callable[..., Any]:
-    """What a bool does as an integer of 64 bits, which it is to operators; other numbers of kernels do it themselves."""
+    """Make a method that computes with a bool as an integer of 64 bits; other numbers of kernels do it themselves."""
 
     def compute(self: Any, *others: Any) -> Any:
         if not all(isinstance(other, int) or type(other) in _PYTHON for other in others):

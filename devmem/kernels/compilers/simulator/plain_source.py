@@ -196,7 +196,7 @@ class _Rewriter(ast.NodeTransformer):
         return None if rounded is None else self._global(rounded)
 
     def _value(self, node: ast.expr) -> Any:
-        """What a name, or an attribute of a module, refers to outside of the function."""
+        """Return the value that a name, or an attribute of a module, has outside of the function."""
         if isinstance(node, ast.Name) and node.id not in self._bound:
             return self.values.get(node.id, _UNKNOWN)
         if isinstance(node, ast.Attribute) and isinstance(owner := self._value(node.value), ModuleType):

@@ -33,7 +33,7 @@ class Thread(WorkItem, Protocol):
 
 
 class BarrierEpochs:
-    """How many barriers a block has passed, and how many each of its waves."""
+    """The number of barriers that a block has passed, and the number of each of its waves."""
 
     __slots__ = ("block", "waves")
 

@@ -30,7 +30,7 @@ class ExampleBackend:
         return None
 
     def device_count(self) -> int:
-        """As many as were asked for."""
+        """Return the number that was asked for."""
         return self._devices
 
     def open(self, ordinal: int) -> Driver:

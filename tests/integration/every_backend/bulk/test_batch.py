@@ -513,16 +513,16 @@ def test_memory_that_is_locked_meanwhile_is_looked_at_again(need, device, monkey
     leaves, other = [pinned(40 * KIB, number) for number in range(3)], np.zeros(1 << 20, np.uint8)
     context = device.opened()
     before = dm.transfer_stats().get("h2d batch", {"copies": 0})["copies"]
-    steady = type(context.page_locks).steady
+    hold = type(context.page_locks).hold_page_locks
     registered = []
 
     def first(self, low, high):
         if not registered:
             registered.append(dm.register(other))
-        return steady(self, low, high)
+        return hold(self, low, high)
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(context.page_locks), "steady", first)
+        patch.setattr(type(context.page_locks), "hold_page_locks", first)
         up = dm.to_device_many(leaves, dm.stream())
     assert registered
     assert same(leaves, up)

@@ -165,16 +165,16 @@ def test_memory_that_is_locked_meanwhile_is_looked_at_again(need, device, monkey
     need("volume_batch", "host_register")
     leaves, other, registered = parts(3), np.zeros(1 << 20, np.uint8), []
     table = type(device.opened().page_locks)
-    steady = table.steady
+    hold = table.hold_page_locks
 
     def first(self, low, high):
         if not registered:
             registered.append(dm.register(other))
-        return steady(self, low, high)
+        return hold(self, low, high)
 
     before = dm.transfer_stats().get("h2d batch", {"copies": 0})["copies"]
     with monkeypatch.context() as patch:
-        patch.setattr(table, "steady", first)
+        patch.setattr(table, "hold_page_locks", first)
         up = dm.to_device_many(leaves, dm.stream())
     assert registered
     assert same(leaves, down(up))

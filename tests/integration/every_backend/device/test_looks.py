@@ -46,7 +46,7 @@ def state(device):
         [id(each) for each in queue.pending],
         queue.pending_bytes,
         [dict(heap.live) for heap in memory.all_heaps()],
-        {stream.handle: len(waiting) for stream, waiting in device.completions.busy.items()},
+        {stream.handle: len(waiting) for stream, waiting in device.completions.in_flight.items()},
         list(device.streams._handles),
         list(device.completions.events.events),
         copy.copy(device.page_locks.segments),

@@ -8,6 +8,7 @@ import functools
 import os
 import pickle
 import re
+import sys
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -345,12 +346,10 @@ def test_the_shared_pool_keeps_its_descriptor_once(need):
         assert not open_files() - before
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # of a socket that is closed without `with`
 @pytest.mark.parametrize("shared", ["stream_ordered", "virtual"], indirect=True)
-def test_behind_an_interrupt_one_descriptor_stays_open_at_most(at_point):
+def test_behind_an_interrupt_one_descriptor_stays_open_at_most(at_point, monkeypatch):
     """Of the pool where a handle is made, and of the answer where one is opened. The next call has its own."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda report: None)  # of a socket that is closed without `with`
     array = dm.to_device(data())
     handle = array.get_ipc_handle()
     if not handle.owner:

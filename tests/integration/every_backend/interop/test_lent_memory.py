@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem._core.device.open_device import left_open
+from devmem._core.device.open_device import closing_drivers
 from devmem.memory import DriverMemory, PoolMemory
 
 pytestmark = pytest.mark.usefixtures("tidy")
@@ -22,8 +22,8 @@ DATA = np.arange(1000.0)
 @pytest.fixture
 def left():
     """The devices that this test has left open. What other tests let leak is not its own."""
-    before = left_open.copy()
-    return lambda: [each for each in left_open if each not in before]
+    before = closing_drivers.copy()
+    return lambda: [each for each in closing_drivers if each not in before]
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ import pytest
 from waits import patience
 
 import devmem as dm
-from devmem._core.device.open_device import left_open
+from devmem._core.device.open_device import closing_drivers
 from devmem._core.lifetime import deferred_free, device_memory
 from devmem.plugins import registry
 
@@ -185,17 +185,17 @@ def test_a_handler_trims_while_its_thread_ends_the_device(end, backend, at_point
         dropped = [dm.device_array(1000, np.uint8) for _ in range(3)]
         dropped.append(dm.stream())
         del dropped
-        before = left_open.copy()  # what other tests let leak
+        before = closing_drivers.copy()  # what other tests let leak
         with at_point(number, is_of_the_memory, lambda: (sys.settrace(None), dm.trim())) as point:
             end()
         left = point.left
         try:
-            assert len([each for each in left_open if each not in before]) == 1
+            assert len([each for each in closing_drivers if each not in before]) == 1
             kept[...] = 3
             del kept
             gc.collect()
             dm.trim()
-            assert all(each in before for each in left_open)
+            assert all(each in before for each in closing_drivers)
             assert not backend.mistakes()
         except BaseException as error:
             error.add_note(f"the handler came at {point.where}")

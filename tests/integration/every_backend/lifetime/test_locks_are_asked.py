@@ -75,6 +75,22 @@ SETTINGS = {
 }
 
 
+class Theirs:
+    """A third party's resource over plain driver memory."""
+
+    def __init__(self):
+        self.upstream = dm.memory.DriverMemory()
+
+    def bind(self, driver):
+        self.upstream.bind(driver)
+
+    def allocate(self, nbytes, stream):
+        return self.upstream.allocate(nbytes, stream)
+
+    def deallocate(self, ptr, nbytes, stream):
+        self.upstream.deallocate(ptr, nbytes, stream)
+
+
 class World:
     """What verbs work on: arrays of its own, and what another world shares with it."""
 
@@ -85,6 +101,7 @@ class World:
         self.large_array = dm.to_device(self.large)
         self.pages = np.arange(8192, dtype=np.uint8) if shared is None else shared.pages
         self.pool = dm.memory.PoolMemory() if shared is None else shared.pool
+        self.theirs = Theirs() if shared is None else shared.theirs
         self.smart = dm.SmartArray(DATA) if shared is None else shared.smart
         self.store = dm.spill.Store("64KiB", "64KiB", folder) if shared is None else shared.store
         names = ("limit:1GiB", "statistics", "guard", "fail_nth:99999999")
@@ -119,7 +136,7 @@ def memory(world):
         del first, second
         stream.close()
         dm.device_array(2 << 20, np.uint8).free()
-    for stack in world.stacks:
+    for stack in [*world.stacks, world.theirs]:
         with dm.use_memory(stack):
             dm.device_array(1000, np.uint8)
 

@@ -896,7 +896,7 @@ def test_a_stack_whose_memory_is_still_in_use_is_not_bound_to_the_next_device(ne
         array = dm.pinned_array(1000)
     dm.reset()
     with pytest.raises(
-        dm.ClosedError, match=r"before it was reset or closed, and some of its memory is still in use: make a new"
+        dm.ClosedError, match=r"reset or closed, and some of its memory is still in use \(drop it and call trim"
     ):
         dm.use_memory(stack, kind="pinned")
     del array
@@ -904,6 +904,32 @@ def test_a_stack_whose_memory_is_still_in_use_is_not_bound_to_the_next_device(ne
     dm.trim()
     with dm.use_memory(stack, kind="pinned"):
         assert dm.pinned_array(3).nbytes == 24
+
+
+@pytest.mark.parametrize("make", [lambda below: below, dm.memory.Statistics, PoolMemory])
+def test_a_stack_with_a_part_of_a_third_party_is_not_bound_to_the_next_device(make):
+    """It may keep addresses of the device that was closed."""
+    stack = make(Counting())
+    with dm.use_memory(stack):
+        dm.zeros(1000).free()
+    dm.reset()
+    with pytest.raises((dm.ClosedError, dm.DevmemError), match="make a new"):
+        dm.use_memory(stack)
+
+
+def test_a_driver_that_cannot_tell_what_is_memory_loses_no_block(asked, monkeypatch):
+    below = Counting()
+    with dm.use_memory(below):
+        driver = dm.zeros(1).device.opened().handle.driver
+
+        def refuses(ptr):
+            raise dm.BackendError("cuMemGetAddressRange: 999")
+
+        monkeypatch.setattr(driver, "pointer_range", refuses, raising=False)
+        array = dm.device_array(100, "u1")
+        array.free()
+    dm.trim()
+    assert not below.live
 
 
 def test_memory_info_counts_while_other_threads_drop(monkeypatch):

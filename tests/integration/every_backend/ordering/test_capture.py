@@ -148,7 +148,7 @@ def test_what_a_graph_reads_is_kept_for_good(captured, device, monkeypatch, whos
         completions.poll()
         assert (kept() is not None, let_go()) == (True, None)
         assert len(asked) == (whose == "ours"), "a foreign stream is asked whether it captures, before"
-        assert not completions.busy
+        assert not completions.in_flight
 
 
 def test_what_is_gathered_on_the_host_cannot_be_captured_even_if_the_stream_is_named(captured):
