@@ -52,12 +52,12 @@ class Block:
 
 @functools.cache
 def blocks_of(device: Any) -> RangeTable[Block]:
-    """What is allocated on a device by all drivers of it, one of which is left open while others use its memory."""
+    """The allocations of all drivers of a device, one of which is left open while others use its memory."""
     return RangeTable()
 
 
 class Memory:
-    """What is allocated on a device, and hints for managed memory."""
+    """Allocate memory on a device, and give hints for managed memory."""
 
     def __init__(self, device: Any, info: DeviceInfo, queues: Queues) -> None:
         self._info, self._queues, self.context = info, queues, queues.context

@@ -111,7 +111,7 @@ class Queues:
             raise
 
     def before(self, queue: Queue, own: bool = False) -> tuple[Any, list[HostCall]]:
-        """What is done when all on a queue is: the newest command, or one of its own; and the host functions before it."""
+        """Return what is complete when all on a queue is: the newest command, or one of its own; and host functions before it."""
         if own or queue.foreign:
             return self.enqueue(queue, "clEnqueueMarkerWithWaitList", cl.enqueue_marker)
         with self._lock:

@@ -90,6 +90,6 @@ def refuse_handle(what: str, status: int, why: str) -> NoReturn:
 
 
 def make_error(call: str, code: int, message: str, kind: type[BackendError] = BackendError) -> BackendError:
-    """What is raised for a call that failed."""
+    """Return the exception for a call that failed."""
     name = str(CODE.to_string(code, "an error %d"))
     return kind(f"{call}: {message}", backend="opencl", call=call, code=code, name=name)

@@ -1,4 +1,4 @@
-"""What streams of a device do: copies, fills and host functions.
+"""Work on the streams of a device: copies, fills and host functions.
 
 Pageable memory has been read or written when a call returns: a short source is copied, and for all else the call waits. OpenCL
 has no batch: the copies of one are handed on together.

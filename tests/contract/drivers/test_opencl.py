@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem
 from devmem.backends.opencl.hooks import OpenCLBackend
@@ -72,7 +73,7 @@ def test_the_code_of_its_page_runs(opencl, tmp_path):
     page, runner = ROOT / "docs" / "how-to" / "use-opencl.md", ROOT / "tests" / "docs" / "run_page.py"
     reason = "needs pyopencl; tests/contract/drivers/test_opencl.py runs it"
     done = subprocess.run(
-        [sys.executable, runner, page, reason], capture_output=True, text=True, cwd=tmp_path, timeout=120
+        [sys.executable, runner, page, reason], capture_output=True, text=True, cwd=tmp_path, timeout=patience()
     )
     assert done.returncode == 0, done.stderr
 
