@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -21,15 +22,28 @@ NO_MEMORY = frozenset({CODE.MEM_OBJECT_ALLOCATION_FAILURE, CODE.OUT_OF_HOST_MEMO
 NO_PLATFORM = -1001
 
 
-def devices(platform: str) -> list[Any]:
-    """The devices with shared virtual memory, of the platforms with this text in their names."""
+def every_platform() -> list[Any]:
+    """The runtimes that the loader finds."""
     try:
-        platforms = [each for each in cl.get_platforms() if platform.lower() in each.name.lower()]
+        return list(cl.get_platforms())
     except cl.Error as error:
         if error.code != NO_PLATFORM:
             raise
         return []
-    return [device for each in platforms for device in each.get_devices() if device.svm_capabilities]
+
+
+def devices(platform: str) -> list[Any]:
+    """The devices with shared virtual memory, of the platforms with this text in their names."""
+    platforms = [each for each in every_platform() if platform.lower() in each.name.lower()]
+    return [device for each in platforms for device in each.get_devices() if shares_memory(device)]
+
+
+def shares_memory(device: Any) -> bool:
+    """Whether it has shared virtual memory; a device of OpenCL 1 may fail at the question."""
+    try:
+        return bool(device.svm_capabilities)
+    except cl.Error:
+        return False
 
 
 def device(platform: str, ordinal: int) -> Any:
@@ -46,11 +60,21 @@ def reason(platform: str) -> str | None:
         if devices(platform):
             return None
         others = sorted({device.platform.name for device in devices("")})
+        platforms = every_platform()
+        without = [f"{device.name} ({device.version})" for each in platforms for device in each.get_devices()]
     except cl.Error as error:
         return f"OpenCL fails with {error}: reinstall the vendor's OpenCL runtime"
     if others:
         return f"no device is of a platform with {platform!r} in its name, DEVMEM_OPENCL_PLATFORM: there are {', '.join(others)}"
-    return "no OpenCL 2 runtime with shared virtual memory is there: pip install 'devmem-arrays[opencl-cpu]', or a vendor's"
+    cure = "pip install 'devmem-arrays[opencl-cpu]', or a vendor's runtime"
+    if without:
+        return (
+            f"no OpenCL device has shared virtual memory, which is of OpenCL 2: there are {', '.join(without)}; {cure}"
+        )
+    if platforms:
+        return f"the OpenCL runtime has no device: {', '.join(each.name for each in platforms)}; {cure}"
+    folder = os.environ.get("OCL_ICD_VENDORS")
+    return f"no OpenCL runtime is there{f' (OCL_ICD_VENDORS={folder} says where to look)' if folder else ''}: {cure}"
 
 
 @functools.cache
