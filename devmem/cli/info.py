@@ -91,7 +91,7 @@ def info(context: click.Context, everything: bool, as_json: bool) -> None:
 
 
 def by_name(status: devmem.BackendStatus) -> str:
-    """How a backend is chosen that devmem does not choose by itself."""
+    """The words for a backend that devmem does not choose by itself."""
     return f"chosen by name only: DEVMEM_BACKEND={status.name}" if status.by_name_only else ""
 
 

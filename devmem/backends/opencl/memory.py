@@ -165,9 +165,8 @@ class Memory:
     def drop(self) -> None:
         """Free everything that this driver has allocated."""
         self._ending = []
-        for block in self.blocks.ranges:
-            if block.owner is self:
-                self.blocks.discard(block)
+        for block in [each for each in self.blocks.ranges if each.owner is self]:
+            self.blocks.discard(block)
 
     def _free_passed(self) -> None:
         """Free what was freed in stream order on streams that have passed it."""

@@ -22,7 +22,7 @@ NO_MEMORY = frozenset({CODE.MEM_OBJECT_ALLOCATION_FAILURE, CODE.OUT_OF_HOST_MEMO
 NO_PLATFORM = -1001
 
 
-def every_platform() -> list[Any]:
+def platforms() -> list[Any]:
     """The runtimes that the loader finds."""
     try:
         return list(cl.get_platforms())
@@ -34,16 +34,9 @@ def every_platform() -> list[Any]:
 
 def devices(platform: str) -> list[Any]:
     """The devices with shared virtual memory, of the platforms with this text in their names."""
-    platforms = [each for each in every_platform() if platform.lower() in each.name.lower()]
-    return [device for each in platforms for device in each.get_devices() if shares_memory(device)]
-
-
-def shares_memory(device: Any) -> bool:
-    """Whether it has shared virtual memory; a device of OpenCL 1 may fail at the question."""
-    try:
-        return bool(device.svm_capabilities)
-    except cl.Error:
-        return False
+    found = [each for one in platforms() if platform.lower() in one.name.lower() for each in one.get_devices()]
+    # One of OpenCL 1 fails at the question.
+    return [each for each in found if each.version >= "OpenCL 2" and each.svm_capabilities]
 
 
 def device(platform: str, ordinal: int) -> Any:
@@ -59,22 +52,14 @@ def reason(platform: str) -> str | None:
     try:
         if devices(platform):
             return None
-        others = sorted({device.platform.name for device in devices("")})
-        platforms = every_platform()
-        without = [f"{device.name} ({device.version})" for each in platforms for device in each.get_devices()]
+        there = [(each.name, [device.name for device in each.get_devices()]) for each in platforms()]
     except cl.Error as error:
         return f"OpenCL fails with {error}: reinstall the vendor's OpenCL runtime"
-    if others:
-        return f"no device is of a platform with {platform!r} in its name, DEVMEM_OPENCL_PLATFORM: there are {', '.join(others)}"
-    cure = "pip install 'devmem-arrays[opencl-cpu]', or a vendor's runtime"
-    if without:
-        return (
-            f"no OpenCL device has shared virtual memory, which is of OpenCL 2: there are {', '.join(without)}; {cure}"
-        )
-    if platforms:
-        return f"the OpenCL runtime has no device: {', '.join(each.name for each in platforms)}; {cure}"
-    folder = os.environ.get("OCL_ICD_VENDORS")
-    return f"no OpenCL runtime is there{f' (OCL_ICD_VENDORS={folder} says where to look)' if folder else ''}: {cure}"
+    told = "; ".join(f"{name} has {', '.join(names) or 'no device'}" for name, names in there) or "there is no runtime"
+    why = f"{told}; DEVMEM_OPENCL_PLATFORM={platform}, OCL_ICD_VENDORS={os.environ.get('OCL_ICD_VENDORS', '')}"
+    return (
+        f"no OpenCL 2 device with shared virtual memory ({why}): pip install 'devmem-arrays[opencl-cpu]', or a vendor's"
+    )
 
 
 @functools.cache

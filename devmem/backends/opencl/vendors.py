@@ -29,7 +29,5 @@ def _broken(file: Path) -> str:
     here = Path(sys.prefix, "lib", library.name)
     if not here.exists():
         return f"{wrong}: install that runtime again, or remove the file"
-    return (
-        f"{wrong}, but {here} does: mkdir -p ~/.opencl && echo {here} > ~/.opencl/{file.name}, then set "
-        f"OCL_ICD_VENDORS=$HOME/.opencl"
-    )
+    cure = f"mkdir -p ~/.opencl && echo {here} > ~/.opencl/{file.name}, then set OCL_ICD_VENDORS=$HOME/.opencl"
+    return f"{wrong}, but {here} does: {cure}"

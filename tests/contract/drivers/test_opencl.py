@@ -81,8 +81,8 @@ def test_the_code_of_its_page_runs(opencl, tmp_path):
 class Thing:
     """What OpenCL says of itself, or a device that fails at a question."""
 
-    def __init__(self, name, devices=(), shares=None):
-        self.name, self.version, self.devices, self.shares, self.platform = name, "OpenCL 1.2", devices, shares, self
+    def __init__(self, name, devices=(), version="OpenCL 2.0", shares=None):
+        self.name, self.devices, self.version, self.shares, self.platform = name, devices, version, shares, self
         for each in devices:
             each.platform = self
 
@@ -96,31 +96,33 @@ class Thing:
         return self.shares
 
 
-OLD = Thing("old", [Thing("one that fails at the question"), Thing("one without", shares=0)])
+OLD = Thing("old", [Thing("one that fails at the question", (), "OpenCL 1.2"), Thing("one without", shares=0)])
 NEW = Thing("new", [Thing("one with", shares=1)])
 
 
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        ([], "no OpenCL runtime is there: pip install 'devmem-arrays[opencl-cpu]', or a vendor's runtime"),
-        ([Thing("empty")], "the OpenCL runtime has no device: empty; pip install"),
-        ([OLD], "there are one that fails at the question (OpenCL 1.2), one without (OpenCL 1.2); pip install"),
+        ([], "(there is no runtime; DEVMEM_OPENCL_PLATFORM=, OCL_ICD_VENDORS=/nowhere): pip install 'devmem-arrays"),
+        ([Thing("empty")], "no OpenCL 2 device with shared virtual memory (empty has no device; DEVMEM"),
+        ([OLD], "(old has one that fails at the question, one without; DEVMEM"),
         ([OLD, NEW], None),
     ],
 )
 def test_the_reason_tells_no_runtime_from_no_device(found, words, monkeypatch):
-    monkeypatch.delenv("OCL_ICD_VENDORS", raising=False)
+    monkeypatch.setenv("OCL_ICD_VENDORS", "/nowhere")
     monkeypatch.setattr(cl, "get_platforms", lambda: found)
     told = OpenCLBackend().unavailable()
     assert told is None if words is None else words in told
     assert OpenCLBackend().device_count() == (words is None)
 
 
-def test_the_folder_that_hides_the_runtimes_is_told(monkeypatch):
-    monkeypatch.setenv("OCL_ICD_VENDORS", "/nowhere")
-    monkeypatch.setattr(cl, "get_platforms", list)
-    assert "(OCL_ICD_VENDORS=/nowhere says where to look)" in OpenCLBackend().unavailable()
+def test_a_platform_that_no_device_has_is_told_with_those_that_there_are(monkeypatch):
+    monkeypatch.setattr(cl, "get_platforms", lambda: [NEW])
+    backend = OpenCLBackend()
+    backend.configure({"platform": "nvidia"})
+    told = backend.unavailable()
+    assert "(new has one with; DEVMEM_OPENCL_PLATFORM=nvidia, " in told
 
 
 def test_kernels_are_refused_with_the_reason(opencl):
