@@ -57,9 +57,7 @@ def reason(platform: str) -> str | None:
         return f"OpenCL fails with {error}: reinstall the vendor's OpenCL runtime"
     told = "; ".join(f"{name} has {', '.join(names) or 'no device'}" for name, names in there) or "there is no runtime"
     why = f"{told}; DEVMEM_OPENCL_PLATFORM={platform}, OCL_ICD_VENDORS={os.environ.get('OCL_ICD_VENDORS', '')}"
-    return (
-        f"no OpenCL 2 device with shared virtual memory ({why}): pip install 'devmem-arrays[opencl-cpu]', or a vendor's"
-    )
+    return f"no OpenCL device shares virtual memory ({why}): pip install 'devmem-arrays[opencl-cpu]', or a vendor's runtime"
 
 
 @functools.cache

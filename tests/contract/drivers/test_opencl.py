@@ -104,7 +104,7 @@ NEW = Thing("new", [Thing("one with", shares=1)])
     ("found", "words"),
     [
         ([], "(there is no runtime; DEVMEM_OPENCL_PLATFORM=, OCL_ICD_VENDORS=/nowhere): pip install 'devmem-arrays"),
-        ([Thing("empty")], "no OpenCL 2 device with shared virtual memory (empty has no device; DEVMEM"),
+        ([Thing("empty")], "no OpenCL device shares virtual memory (empty has no device; DEVMEM"),
         ([OLD], "(old has one that fails at the question, one without; DEVMEM"),
         ([OLD, NEW], None),
     ],
