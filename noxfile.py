@@ -157,6 +157,9 @@ def opencl(session: nox.Session) -> None:
         rooms = [f"{EVERY_BACKEND}/{room}" for room in ("arrays", "memory", "ordering", "bulk", *others)]
         session.run("pytest", "-q", "--devmem-backend", backend, "-k", but, *rooms, env={"DEVMEM_BACKEND": backend})
         session.run("devmem", "doctor", env={"DEVMEM_BACKEND": backend})
+    # What the four runtimes do with the same programs. The vendors' bindings come last, so that nothing above chooses them.
+    session.install(*pinned("test"))
+    session.run("python", "tests/helpers/differential.py", "0", "--steps", "10000")
 
 
 @nox.session

@@ -32,7 +32,7 @@ from devmem.testing import emulator
 
 #: Operations of a program; seconds for one step, before a runtime counts as hanging.
 OPERATIONS, PATIENCE = 40, 120
-#: Runs that a smaller program gets to show a difference, and runs in all to make one smaller.
+#: Runs that a program gets to show a difference that is a matter of time, and runs in all to make a program smaller.
 TRIES, SHRINKS = 3, 300
 SHAPES = ((1,), (300,), (5000,), (300_000,), (12, 50), (200, 333), (5, 6, 7), (3, 40, 64))
 SHAPE_WEIGHTS = (2, 6, 6, 1, 6, 3, 6, 3)
@@ -567,9 +567,12 @@ class Difference:
     operations: list[Operation] = field(default_factory=list)
 
     def __str__(self) -> str:
-        lines = [f"  {json.dumps(step)}" for step in self.steps]
-        lines += [f"    {name}: {' '.join(given).strip() or 'nothing'}" for name, given in self.given.items()]
-        return "\n".join(lines)
+        return "\n".join([*(f"  {json.dumps(step)}" for step in self.steps[:-1]), self.last()])
+
+    def last(self) -> str:
+        """The step, and what each runtime gave."""
+        given = [f"    {name}: {' '.join(given).strip() or 'nothing'}" for name, given in self.given.items()]
+        return "\n".join([f"  {json.dumps(self.steps[-1])}", *given])
 
 
 def compare(over: Sequence[Runtime], seed: int, operations: Sequence[Operation]) -> tuple[int, Difference | None]:
@@ -586,13 +589,15 @@ def compare(over: Sequence[Runtime], seed: int, operations: Sequence[Operation])
     return len(steps), None
 
 
-def shrink(over: Sequence[Runtime], seed: int, found: Difference, tries: int = TRIES) -> Difference:
+def shrink(over: Sequence[Runtime], seed: int, found: Difference) -> Difference:
     """Leave out operations as long as there is a difference, halves first; each runtime begins anew for it.
 
-    ``tries`` is for differences that are a matter of time: how often a program is run before it counts as one without.
+    Where a difference is a matter of time, a program is run several times before it counts as one without.
     """
     for runtime in over:
         runtime.end()
+    again = [compare(over, seed, found.operations)[1] for _ in range(TRIES)]
+    tries = 1 if all(again) else TRIES
     tried, size = 0, len(found.operations) // 2
     while size and tried < SHRINKS:
         at = 0
@@ -639,8 +644,9 @@ def main() -> int:
         programs, steps = programs + 1, steps + count
         if found is not None:
             differences += 1
+            print(f"seed {seed}: a difference, at step {len(found.steps)}:\n{found.last()}", flush=True)
             told = shrink(over, seed, found)
-            print(f"seed {seed}: a difference, in {len(told.operations)} operations:\n{told}")
+            print(f"with {len(told.operations)} operations of {OPERATIONS}:\n{told}")
             print(f"again: scripts/campaign differential 0 --seed {seed} --programs 1 --runtimes {names}", flush=True)
         if programs % 100 == 0:
             print(f"{(time.monotonic() - begun) / 60:6.1f} min  {programs:,} programs, {steps:,} steps", flush=True)
