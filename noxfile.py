@@ -137,14 +137,14 @@ def peers(session: nox.Session) -> None:
 
 @nox.session
 def opencl(session: nox.Session) -> None:
-    """A fourth vendor, really asynchronous: the OpenCL example on PoCL, with the conformance suite and the tests of the API."""
-    session.install(
-        str(built(session)), *tools(), *pinned("cli"), "pyopencl==2026.1.4", "pocl-binary-distribution==3.0"
-    )
-    session.install("--no-deps", "./examples/backend_opencl", "./examples/backend")
+    """A real asynchronous runtime that is not ours: the OpenCL backend on PoCL; and the example of a third party's backend."""
+    pocl = "pyopencl==2026.1.4", "pocl-binary-distribution==3.0"
+    session.install(str(built(session)), *tools(), *pinned("cli"), *pocl)
+    session.install("--no-deps", "./examples/backend")
     # Not "python -m pytest": that puts the working tree before what was installed.
-    for package in ("backend_opencl", "backend"):
-        session.run("pytest", "-q", "-c", "pyproject.toml", f"examples/{package}/test_conformance.py")
+    suites = "tests/contract/drivers/test_opencl.py", "examples/backend/test_conformance.py"
+    for suite in suites:
+        session.run("pytest", "-q", "-c", "pyproject.toml", suite)
     # What needs a driver that counts its handles (interrupts, locks), a runtime that a fork's child can use, or 20 GiB of copies
     # is left out; so is "compat", the drop-ins for code that expects CUDA's array interface.
     not_opencl = (
@@ -157,6 +157,9 @@ def opencl(session: nox.Session) -> None:
         rooms = [f"{EVERY_BACKEND}/{room}" for room in ("arrays", "memory", "ordering", "bulk", *others)]
         session.run("pytest", "-q", "--devmem-backend", backend, "-k", but, *rooms, env={"DEVMEM_BACKEND": backend})
         session.run("devmem", "doctor", env={"DEVMEM_BACKEND": backend})
+    # What the four runtimes do with the same programs. The vendors' bindings come last, so that nothing above chooses them.
+    session.install(*pinned("test"))
+    session.run("python", "tests/helpers/differential.py", "0", "--steps", "10000")
 
 
 @nox.session

@@ -33,7 +33,10 @@ BUILT_IN = {
     "cuda": "devmem.backends.cuda.hooks",
     "roc": "devmem.backends.roc.hooks",
     "host": "devmem.backends.host.hooks",
+    "opencl": "devmem.backends.opencl.hooks",
 }
+#: Of these, what is used only when it is named: no run on hardware is recorded.
+BY_NAME_ONLY = frozenset({"opencl"})
 #: Names of memory resources that ship with devmem.
 BUILT_IN_RESOURCES = (
     "driver",

@@ -45,15 +45,17 @@ def devices() -> list[Device]:
 
 
 def is_available(backend: str | None = None) -> bool:
-    """Whether a backend can be used here; without a name, whether any is that has an accelerator: any but the host's.
+    """Whether a backend can be used here; without a name, whether any is that has an accelerator, and that need not be named.
 
     Examples
     --------
     >>> dm.is_available("host")
     True
     """
-    usable = [status.name for status in statuses() if status.usable]
-    return backend in usable if backend is not None else any(name != LAST_RESORT for name in usable)
+    usable = [status for status in statuses() if status.usable]
+    if backend is not None:
+        return any(status.name == backend for status in usable)
+    return any(status.name != LAST_RESORT and not status.by_name_only for status in usable)
 
 
 def device_count(backend: str | None = None) -> int:

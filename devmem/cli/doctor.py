@@ -19,7 +19,7 @@ from ..spi.sizes import exact_size
 from .bitwise_compare import first_difference
 from .checks import Check, Verdict
 from .emulate import is_emulated
-from .info import Report, collect
+from .info import Report, by_name, collect
 from .limits import device_limits, system_limits
 from .output import FAILED, OK, collected_warnings, example, print_json, print_table
 
@@ -122,7 +122,8 @@ def _backends(report: Report) -> Iterator[Check]:
     for status in report.backends:
         name = f"backend {status.name}"
         if status.usable:
-            yield Check(name, Verdict.OK, f"{status.devices} device(s), {status.origin}")
+            advice = "" if status.name == chosen else by_name(status)
+            yield Check(name, Verdict.OK, f"{status.devices} device(s), {status.origin}", advice)
             if is_emulated(status.name):
                 found = "the driver is emulated: nothing runs on a GPU, and its speed means nothing"
                 yield Check(
@@ -151,7 +152,7 @@ def _choice(report: Report) -> Check:
     name = "choice of backend"
     chosen = _chosen(report)
     usable = [status.name for status in report.backends if status.usable]
-    gpus = [other for other in usable if other != WITHOUT_GPU]
+    gpus = [each.name for each in report.backends if each.usable and not each.by_name_only and each.name != WITHOUT_GPU]
     if chosen and chosen in usable:
         return Check(name, Verdict.OK, f"{chosen}, asked for by DEVMEM_BACKEND")
     if chosen:

@@ -24,6 +24,8 @@ DISTRIBUTIONS = (
     "cuda-bindings",
     "hip-python",
     "rocm-bindings-hip",
+    "pyopencl",
+    "pocl-binary-distribution",
     "numba-cuda",
     "numba-cuda-mlir",
     "numba-hip",
@@ -88,10 +90,15 @@ def info(context: click.Context, everything: bool, as_json: bool) -> None:
     context.exit(UNUSABLE if report.problems else OK)
 
 
+def by_name(status: devmem.BackendStatus) -> str:
+    """The words for a backend that devmem does not choose by itself."""
+    return f"chosen by name only: DEVMEM_BACKEND={status.name}" if status.by_name_only else ""
+
+
 def _show(report: Report, everything: bool) -> None:
     print_table(
         ("backend", "usable", "devices", "origin", "reason"),
-        ((b.name, "yes" if b.usable else "no", b.devices, b.origin, b.reason or "") for b in report.backends),
+        ((b.name, "yes" if b.usable else "no", b.devices, b.origin, b.reason or by_name(b)) for b in report.backends),
         title="Backends",
         right="devices",
     )

@@ -206,6 +206,8 @@ def compiler_for(opened: OpenDevice) -> KernelCompiler:
             return compiler
         reasons.append(f"{compiler.name}: {reason}")
     reasons += registry().compiler_failures(backend)
+    if not reasons and Capability.LAUNCH not in opened.handle.capabilities:
+        reasons = ["its driver launches no compiled functions; use the kernels of the vendor's own library"]
     raise UnsupportedError(
         f"no kernel compiler can be used for {opened.device} ({'; '.join(reasons) or 'none is installed for its backend'})"
     )

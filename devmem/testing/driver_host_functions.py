@@ -105,9 +105,11 @@ class HostFunctionChecks(ConformanceSuite):
         event, data = fixture.event(), pattern(100)
         ptr, back = fixture.alloc(100), np.zeros(100, np.uint8)
         later: list[int] = []
-        driver.launch_host_function(broken, [(ptr, 100)], stream)
+        launched = threading.Event()
+        driver.launch_host_function(broken_after(launched), [(ptr, 100)], stream)
         driver.launch_host_function(lambda places: later.append(1), [(ptr, 100)], stream)
         fixture.driver.event_record(event, stream)
+        launched.set()
         while not fixture.driver.stream_query(stream):  # a query does not raise the error
             pass
         assert later == [1], "later work runs"
@@ -232,8 +234,10 @@ class HostFunctionChecks(ConformanceSuite):
         driver = fixture.backend.open(self.ordinal)
         assert isinstance(driver, SupportsHostFunction)
         with entered(driver):
+            launched = threading.Event()
+            driver.launch_host_function(broken_after(launched), [], LEGACY_STREAM)
             driver.launch_host_function(broken, [], LEGACY_STREAM)
-            driver.launch_host_function(broken, [], LEGACY_STREAM)
+            launched.set()
             with pytest.raises(Mistake):
                 driver.synchronize()
         with pytest.warns(DevmemWarning, match="of the test") as told:
@@ -275,6 +279,16 @@ class Mistake(Exception):
 
 def broken(places: Sequence[int]) -> None:
     raise Mistake("of the test")
+
+
+def broken_after(launched: threading.Event) -> Callable[[Sequence[int]], None]:
+    """A function that raises once the next ones are launched: a launch raises the error of an earlier one that is over."""
+
+    def wait_and_raise(places: Sequence[int]) -> None:
+        assert launched.wait(RETURN_TIMEOUT)
+        broken(places)
+
+    return wait_and_raise
 
 
 class Endless:

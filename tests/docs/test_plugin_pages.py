@@ -46,10 +46,3 @@ def test_what_a_page_writes_passes_the_suite(page, classes, tests, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     passed = int(done.stdout.split(" passed")[0].split()[-1])
     assert passed > 20, done.stdout
-
-
-def test_the_opencl_example_is_as_small_as_its_readme_says():
-    folder = ROOT / "examples" / "backend_opencl"
-    assert "less than 300\nlines" in (folder / "README.md").read_text(encoding="utf-8")
-    modules = [path.read_text(encoding="utf-8") for path in folder.glob("src/**/*.py")]
-    assert modules and sum(bool(line.strip()) for text in modules for line in text.splitlines()) < 300

@@ -17,6 +17,8 @@ from ..base.plugin_registry import registry
 class BackendStatus:
     """The status of a backend: its name, whether it can be used here, else why not, its devices and who supplies it.
 
+    ``by_name_only``: it is not chosen where no backend is named.
+
     Examples
     --------
     >>> [status.devices for status in dm.backends() if status.name == "host"]
@@ -28,6 +30,7 @@ class BackendStatus:
     reason: str | None
     devices: int
     origin: str
+    by_name_only: bool = False
 
 
 #: What other libraries call a backend, and what it is here.
@@ -82,7 +85,7 @@ def first_usable() -> str:
     global _fallen_back
     reasons = []
     for name in plugins.BUILT_IN:
-        if name == plugins.LAST_RESORT:
+        if name == plugins.LAST_RESORT or name in plugins.BY_NAME_ONLY:
             continue
         reason = _reason(name)
         if reason is None:
@@ -117,7 +120,7 @@ def statuses() -> list[BackendStatus]:
             except (PluginError, BackendError) as error:
                 reason = str(error)
         origin = loaded.origin if loaded is not None else failed[name].origin
-        every.append(BackendStatus(name, reason is None, reason, count, origin))
+        every.append(BackendStatus(name, reason is None, reason, count, origin, name in plugins.BY_NAME_ONLY))
     return every
 
 

@@ -34,10 +34,10 @@ from devmem.spi.types import (
 from devmem.spi.types import Place as ManagedPlace
 from devmem.toolkit.driver_parts import ADVICE, ComposedDriver
 from devmem.toolkit.host_functions import this_thread
+from devmem.toolkit.replayed_graphs import ReplayedGraphs
 
 from .address_space import AddressSpace, Place, refuse_overlap
 from .error_codes import host_error
-from .graphs import Graphs
 from .page_locks import page_locks
 from .stream_engine import StreamEngine
 from .streams import Job, Run, Stream, Use, copy_rows, fill_words, no_work, read_bytes, read_rows
@@ -72,7 +72,7 @@ class HostDriver(ComposedDriver):
         self._space = AddressSpace(strict)
         self._engine = engine = StreamEngine(current.check, at_exit=self._space.keep_mapped)
         self._check, self._stream = current.check, engine.stream
-        self._graphs = Graphs(self, engine)
+        self._graphs = ReplayedGraphs(self, engine.stream, lambda call, why: host_error(call, "INVALID_HANDLE", why))
         self.compose(current, engine, self._graphs)
         self.info = self._describe()
         self._closed = False

@@ -1,9 +1,9 @@
 """Random schedules of streams, copies, fills, events, waits, drops and frees, under random delays, against NumPy.
 
-The schedule is free of races by the rules of streams, and of nothing else: a vector clock for each stream says what is ordered
-before what, and where an operation would race with an earlier one, one of the ways to order them is put in between. What is
-ordered by devmem's own promises is left to devmem: dropped sources and destinations of copies that still run, memory given back
-while other streams use it, memory of the default stream used on others, calls without a stream that are complete on return.
+The schedule is free of races by the rules of streams, and of nothing else (tests/helpers/stream_order.py): where an operation
+would race with an earlier one, one of the ways to order them is put in between. What is ordered by devmem's own promises is left
+to devmem: dropped sources and destinations of copies that still run, memory given back while other streams use it, memory of the
+default stream used on others, calls without a stream that are complete on return.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import gc
 import os
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import vendors
+from stream_order import DEFAULT, HOST, Access, StreamOrder, Touched
 
 import devmem as dm
 from devmem.testing import emulator
@@ -26,95 +27,48 @@ from devmem.testing import emulator
 #: As many as there is patience for; the same seeds are the same schedules.
 SEEDS, CHUNK = int(os.environ.get("SCHEDULE_SEEDS", "1000")), 20
 STEPS = 30
-DEFAULT = 0  #: the place of the legacy default stream
-HOST = -1
-
-Access = tuple[int, int]
 
 
 @dataclass(eq=False)
-class Buffer:
-    """Memory on either side, what it must hold, and who touched it."""
+class Buffer(Touched):
+    """Memory on either side, and what it must hold."""
 
     array: Any
     model: np.ndarray[Any, Any]
     bound: int = DEFAULT  #: the stream of calls that name none
     pinned: bool = False
-    written: Access | None = None
-    read: list[Access] = field(default_factory=list)
-
-    def hazards(self, writes: bool) -> list[Access]:
-        """What has to be ordered before the next access."""
-        return [*([self.written] if self.written else []), *(self.read if writes else [])]
-
-    def touched(self, access: Access | None, writes: bool) -> None:
-        if access is None:  # complete on return: nothing to wait for
-            if writes:
-                self.written, self.read = None, []
-        elif writes:
-            self.written, self.read = access, []
-        else:
-            self.read.append(access)
 
 
-class Schedule:
+class Schedule(StreamOrder):
     """One seed."""
 
     def __init__(self, seed: int) -> None:
+        super().__init__()
         self.random = random.Random(seed)
         self.data = np.random.default_rng(seed)
         self.streams: list[Any] = [dm.legacy_default_stream()]
-        self.blocking = [True]
-        self.clocks: list[dict[int, int]] = [{}]
-        self.host: dict[int, int] = {}
-        self.count = [0]
         for _ in range(3):
-            self.new_stream()
+            self.add_stream()
         self.device: list[Buffer] = []
         self.hosts: list[Buffer] = []
         self.kept: list[Any] = []
 
     # -- what is ordered -----------------------------------------------------------------------------------------------
 
-    def new_stream(self) -> None:
+    def add_stream(self) -> None:
         non_blocking = self.random.random() < 0.5
         self.streams.append(dm.stream(non_blocking=non_blocking))
-        self.blocking.append(not non_blocking)
-        self.clocks.append({})
-        self.count.append(0)
-
-    def before(self, place: int) -> dict[int, int]:
-        """What an operation that is enqueued now on a stream comes after."""
-        known = join(self.clocks[place], self.host)
-        if place == DEFAULT:
-            for other, blocking in enumerate(self.blocking):
-                if blocking:
-                    known = join(known, self.clocks[other])
-        elif self.blocking[place]:
-            known = join(known, self.clocks[DEFAULT])
-        return known
-
-    def enqueue(self, place: int, *, complete: bool) -> Access | None:
-        known = self.before(place)
-        self.count[place] += 1
-        known[place] = self.count[place]
-        self.clocks[place] = known
-        if complete:
-            self.host = join(self.host, known)
-            return None
-        return place, self.count[place]
+        self.new_stream(not non_blocking)
 
     def order(self, place: int, accesses: list[Access]) -> None:
         """Order what is enqueued next on a stream (or done by the host) behind these accesses, if it is not already."""
         for other, count in accesses:
-            known = self.host if place == HOST else self.before(place)
-            if known.get(other, 0) >= count:
+            if self.is_ordered(place, (other, count)):
                 continue
             way = self.random.randrange(5)
             if self.streams[other] is None or way == 0:  # a dropped stream cannot be named any more
                 dm.synchronize()
-                for clock in self.clocks:
-                    self.host = join(self.host, clock)
+                self.waited()
             elif place == HOST or way == 1:
                 if self.random.random() < 0.5:
                     self.streams[other].synchronize()
@@ -122,7 +76,7 @@ class Schedule:
                     event = dm.event()
                     event.record(self.streams[other])
                     event.synchronize()
-                self.host = join(self.host, self.clocks[other])
+                self.waited(self.clocks[other])
             else:
                 if way == 2:
                     self.streams[place].wait(self.streams[other])
@@ -134,7 +88,7 @@ class Schedule:
                         event.wait(self.streams[place])
                     if self.random.random() < 0.3:
                         self.kept.append(event)
-                self.clocks[place] = join(self.clocks[place], self.clocks[other])
+                self.waits(place, self.clocks[other])
 
     # -- choosing ------------------------------------------------------------------------------------------------------
 
@@ -317,7 +271,7 @@ class Schedule:
     def drop_stream(self) -> None:
         places = self.live_streams()[1:]
         if len(places) < 3:
-            self.new_stream()
+            self.add_stream()
             return
         place = self.random.choice(places)
         for buffer in self.device:
@@ -325,7 +279,7 @@ class Schedule:
                 buffer.array, buffer.bound = buffer.array.bind(0), DEFAULT
         if self.random.random() < 0.5:
             self.streams[place].close()
-            self.host = join(self.host, self.clocks[place])
+            self.waited(self.clocks[place])
         self.streams[place] = None
 
     def in_scope(self) -> None:
@@ -383,11 +337,6 @@ class Schedule:
         for buffer in self.hosts:
             self.order(HOST, buffer.hazards(writes=False))
             assert np.array_equal(buffer.array, buffer.model)
-
-
-def join(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:
-    """What is known where both are."""
-    return {place: max(one.get(place, 0), other.get(place, 0)) for place in one.keys() | other.keys()}
 
 
 @pytest.fixture

@@ -248,3 +248,17 @@ def test_narrow_terminals_cut_nothing_off(arguments, columns):
         assert all(size in result.stdout for size in sizes), "numbers stay in one piece"
     if arguments == ["info", "--all"] and columns == 60:
         assert all(setting.name in result.stdout for setting in devmem.settings())
+
+
+def test_a_backend_that_is_chosen_by_name_only_says_by_which(monkeypatch):
+    status = devmem.BackendStatus("quiet", usable=True, reason=None, devices=1, origin="built in", by_name_only=True)
+    named = dataclasses.replace(SETTING, value="quiet", source="environment")
+    for setting, advice in ((SETTING, "chosen by name only: DEVMEM_BACKEND=quiet"), (named, "")):
+        [check] = [
+            each
+            for each in examine(Report(settings=[setting], backends=[HOST, status]))
+            if each.name == "backend quiet"
+        ]
+        assert check.advice == advice
+    monkeypatch.setattr(devmem, "backends", lambda: [HOST, status])
+    assert "DEVMEM_BACKEND=quiet" in CliRunner().invoke(commands, ["info"], env={"COLUMNS": "200"}).output

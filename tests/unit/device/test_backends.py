@@ -53,7 +53,8 @@ def world(monkeypatch):
     config.forget()
 
     def make(**reasons):
-        for name, reason in {"cuda": "no driver", "roc": "no library", "host": None, **reasons}.items():
+        absent = {"cuda": "no driver", "roc": "no library", "host": None, "opencl": "no runtime"}
+        for name, reason in {**absent, **reasons}.items():
             registry.backends[name] = plugins.LoadedBackend(
                 Backend(name, reason), "built in" if name in plugins.BUILT_IN else "elsewhere"
             )
@@ -109,13 +110,23 @@ def test_the_setting_wins(world, monkeypatch):
     assert chosen() == ("host", [])
 
 
+def test_what_is_used_by_name_only_is_not_chosen_and_not_missed(world):
+    world(opencl=None)
+    name, [message] = chosen()
+    assert name == "host"
+    assert "opencl" not in message
+    assert backends.usable_backend("opencl").backend.name == "opencl"
+    assert {each.name for each in backends.statuses() if each.by_name_only} == {"opencl"}
+
+
 def test_usable_backend_gives_it_or_says_why_not(world):
     registry = world(cuda=None)
     assert backends.usable_backend("cuda") is registry.backends["cuda"]
     with pytest.raises(BackendUnavailable, match="the backend 'roc' cannot be used: no library"):
         backends.usable_backend("roc")
     with pytest.raises(
-        ConfigError, match=r"no backend is named 'gpu' \(DEVMEM_BACKEND, use_backend\): give one of cuda, host, roc"
+        ConfigError,
+        match=r"no backend is named 'gpu' \(DEVMEM_BACKEND, use_backend\): give one of cuda, host, opencl, roc",
     ):
         backends.usable_backend("gpu")
 
@@ -144,7 +155,7 @@ def test_statuses_tell_of_each_backend(world):
     registry = world(cuda=None, other=None)
     registry.failures["broken"] = plugins.Failure("broken 1.0", "plugin 'broken': no")
     found = {status.name: status for status in backends.statuses()}
-    assert list(found) == ["cuda", "roc", "host", "other", "broken"]
+    assert list(found) == ["cuda", "roc", "host", "opencl", "other", "broken"]
     assert (found["cuda"].usable, found["cuda"].reason, found["cuda"].devices, found["cuda"].origin) == (
         True,
         None,

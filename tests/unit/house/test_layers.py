@@ -106,6 +106,7 @@ RULES: Mapping[str, Rule] = {
     "devmem.backends.host": rule("spi toolkit", "numpy"),
     "devmem.backends.cuda": rule("spi toolkit", "cuda"),
     "devmem.backends.roc": rule("spi toolkit", "hip rocm"),
+    "devmem.backends.opencl": rule("spi toolkit", "pyopencl"),
     # Both speak to foreign arrays and allocators; numpy is the library's own dependency and no foreign one.
     # An old EMM plugin is a resource in the same way for both: adapters.emm has it.
     "devmem.compat": rule(
@@ -156,7 +157,11 @@ RULES: Mapping[str, Rule] = {
 }
 
 #: The vendor binding of each backend: out of reach until ``open()`` has been called.
-VENDORS = {"devmem.backends.cuda": {"cuda"}, "devmem.backends.roc": {"hip", "rocm"}}
+VENDORS = {
+    "devmem.backends.cuda": {"cuda"},
+    "devmem.backends.roc": {"hip", "rocm"},
+    "devmem.backends.opencl": {"pyopencl"},
+}
 
 
 def modules() -> dict[str, Path]:

@@ -128,6 +128,7 @@ CEILINGS = {
     "backends/cuda": 10,
     "backends/roc": 12,
     "backends/host": 15,
+    "backends/opencl": 7,
     "api": 11,
 }
 

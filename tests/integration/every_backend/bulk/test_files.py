@@ -308,7 +308,7 @@ def test_into_an_array_that_does_not_fit(tmp_path, second):
 
 
 def test_not_into_read_only_memory(tmp_path, need):
-    need("mapped")
+    need("mapped", "host_register")
     np.save(tmp_path / "a.npy", DATA)
     fixed = np.zeros_like(DATA)
     fixed.flags.writeable = False

@@ -1,0 +1,109 @@
+"""Python functions that run when a queue comes to them.
+
+On the queue stand a marker and a barrier behind an event of the host's. A thread of the stream's waits for the marker, calls the
+function, and sets the event. OpenCL would call back on a thread of its own, which must do next to nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import pyopencl as cl
+
+from ...toolkit.host_functions import this_thread
+from ...toolkit.threads import run_apart
+
+
+class HostCall:
+    """A call of a function, and what it has raised; ``latch`` is the event that ends it on the queue."""
+
+    def __init__(self, function: Callable[[Sequence[int]], None], places: Sequence[int], latch: Any) -> None:
+        self._function: Callable[[Sequence[int]], None] | None = function
+        self._places, self.latch = places, latch
+        self._interrupted = False
+        self.done = threading.Event()
+        self.errors: list[BaseException] = []  #: the one error, until it is told
+
+    def run(self, ready: Any) -> None:
+        """Call the function when the queue has come to it."""
+        try:
+            ready.wait()
+            assert self._function is not None
+            with this_thread.running_host_function():
+                self._function(self._places)
+        except BaseException as error:
+            if not self._interrupted:
+                self.errors.append(error)
+        finally:
+            self._function = None  # and with it what it refers to
+            self.latch.set_status(cl.command_execution_status.COMPLETE)
+            self.done.set()
+
+    def interrupt(self, error: BaseException) -> None:
+        """End the function, as a wait for it was interrupted by an error; the error says what it was doing."""
+        end = getattr(self._function, "interrupt", None)
+        if end is not None and not self.done.is_set():
+            self._interrupted = True
+            if told := end():
+                error.add_note(told)
+
+
+class Worker:
+    """The thread that calls the functions of one stream, from the first one on; ``waiting`` has the others."""
+
+    def __init__(self) -> None:
+        self.waiting: SimpleQueue[tuple[Any, HostCall] | None] = SimpleQueue()
+        self._begun = False
+
+    def begin(self) -> None:
+        """Start the thread, unless it runs."""
+        if not self._begun:
+            run_apart(self._start)
+
+    def end(self) -> None:
+        """Let it end when it has made all calls."""
+        self.waiting.put(None)
+
+    def _start(self) -> None:
+        threading.Thread(target=_work, args=(self.waiting,), name="devmem OpenCL host functions", daemon=True).start()
+        self._begun = True
+
+
+def _work(waiting: SimpleQueue[tuple[Any, HostCall] | None]) -> None:
+    while (item := waiting.get()) is not None:
+        ready, call = item
+        call.run(ready)
+        del item, ready, call  # not kept until the next one comes
+
+
+def still_of_use(calls: Iterable[HostCall]) -> list[HostCall]:
+    """Those that run, or have something to tell."""
+    return [call for call in calls if call.errors or not call.done.is_set()]
+
+
+def finish(calls: Iterable[HostCall]) -> None:
+    """Wait until some calls are made. If the wait is interrupted they are ended."""
+    calls = list(calls)
+    try:
+        for call in calls:
+            call.done.wait()
+    except BaseException as error:
+        for call in reversed(calls):  # the next would begin as soon as one ends
+            call.interrupt(error)
+        raise
+
+
+def tell(calls: Iterable[HostCall]) -> None:
+    """Raise the first error that has not been raised."""
+    for call in list(calls):
+        try:
+            error = call.errors.pop()
+        except IndexError:  # there is none, or another thread raises it
+            continue
+        try:
+            raise error
+        finally:
+            del error

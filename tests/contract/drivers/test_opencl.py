@@ -1,0 +1,134 @@
+"""The OpenCL backend on the OpenCL device of this machine: the conformance suite, and what this backend has besides."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from waits import patience
+
+import devmem
+from devmem.backends.opencl.hooks import OpenCLBackend
+from devmem.spi.driver import Backend, Driver
+from devmem.spi.errors import BackendError, UnsupportedError
+from devmem.testing import DriverTests, hold
+
+cl = pytest.importorskip("pyopencl", reason="pyopencl is not installed")
+
+from devmem.backends.opencl.runtime import context_of, device  # noqa: E402  # it imports pyopencl
+
+ROOT = Path(__file__).parents[3]
+
+
+class TestOpenCL(DriverTests):
+    strict = True
+
+    def make_backend(self) -> Backend:
+        return OpenCLBackend()
+
+    @contextmanager
+    def foreign_stream(self, driver: Driver) -> Iterator[tuple[object, Callable[[], object]]]:
+        queue = cl.CommandQueue(context_of(device("", self.ordinal)))
+        yield queue, queue.finish
+
+
+@pytest.fixture
+def opencl() -> Iterator[object]:
+    reason = OpenCLBackend().unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    with devmem.use_backend("opencl"):
+        yield device("", 0)
+
+
+def test_a_queue_of_the_users_is_a_stream(opencl):
+    queue = cl.CommandQueue(context_of(opencl))
+    with pytest.raises(TypeError):
+        devmem.external_stream(object())
+    with pytest.raises(BackendError, match="another device's or context's queue"):
+        devmem.external_stream(cl.CommandQueue(cl.Context([opencl])))
+    stream = devmem.external_stream(queue)
+    array = devmem.to_device(np.arange(1000), stream=stream)
+    assert array.copy_to_host(stream=queue).tolist() == list(range(1000))
+    assert not hasattr(stream, "__cuda_stream__")
+
+
+@pytest.mark.parametrize("nbytes", [1, 4096, 1 << 20, (1 << 20) + 1])
+def test_a_pageable_source_has_been_read_when_copy_async_returns(opencl, nbytes):
+    source = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8)
+    expected, stream, array = source.copy(), devmem.stream(), devmem.zeros(nbytes, "u1")
+    with hold(stream):
+        transfer = devmem.copy_async(source, array, stream=stream)
+        assert not transfer.done()
+        source[:] = 0
+    assert (transfer.result().copy_to_host() == expected).all()
+
+
+def test_the_code_of_its_page_runs(opencl, tmp_path):
+    page, runner = ROOT / "docs" / "how-to" / "use-opencl.md", ROOT / "tests" / "docs" / "run_page.py"
+    reason = "needs pyopencl; tests/contract/drivers/test_opencl.py runs it"
+    done = subprocess.run(
+        [sys.executable, runner, page, reason], capture_output=True, text=True, cwd=tmp_path, timeout=patience()
+    )
+    assert done.returncode == 0, done.stderr
+
+
+class Thing:
+    """What OpenCL says of itself, or a device that fails at a question."""
+
+    def __init__(self, name, devices=(), version="OpenCL 2.0", shares=None):
+        self.name, self.devices, self.version, self.shares, self.platform = name, devices, version, shares, self
+        for each in devices:
+            each.platform = self
+
+    def get_devices(self):
+        return list(self.devices)
+
+    @property
+    def svm_capabilities(self):
+        if self.shares is None:
+            raise cl.LogicError("clGetDeviceInfo", cl.status_code.INVALID_VALUE)
+        return self.shares
+
+
+OLD = Thing("old", [Thing("one that fails at the question", (), "OpenCL 1.2"), Thing("one without", shares=0)])
+NEW = Thing("new", [Thing("one with", shares=1)])
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ([], "(there is no runtime; DEVMEM_OPENCL_PLATFORM=, OCL_ICD_VENDORS=/nowhere): pip install 'devmem-arrays"),
+        ([Thing("empty")], "no OpenCL device shares virtual memory (empty has no device; DEVMEM"),
+        ([OLD], "(old has one that fails at the question, one without; DEVMEM"),
+        ([OLD, NEW], None),
+    ],
+)
+def test_the_reason_tells_no_runtime_from_no_device(found, words, monkeypatch):
+    monkeypatch.setenv("OCL_ICD_VENDORS", "/nowhere")
+    monkeypatch.setattr(cl, "get_platforms", lambda: found)
+    told = OpenCLBackend().unavailable()
+    assert told is None if words is None else words in told
+    assert OpenCLBackend().device_count() == (words is None)
+
+
+def test_a_platform_that_no_device_has_is_told_with_those_that_there_are(monkeypatch):
+    monkeypatch.setattr(cl, "get_platforms", lambda: [NEW])
+    backend = OpenCLBackend()
+    backend.configure({"platform": "nvidia"})
+    told = backend.unavailable()
+    assert "(new has one with; DEVMEM_OPENCL_PLATFORM=nvidia, " in told
+
+
+def test_kernels_are_refused_with_the_reason(opencl):
+    @devmem.kernel
+    def nothing(out):
+        pass
+
+    with pytest.raises(UnsupportedError, match="launches no compiled functions"):
+        nothing[1, 1](devmem.zeros(3))
