@@ -118,7 +118,7 @@ def why_no_compiler() -> str | None:
 
 
 def _kind(value: Any) -> object:
-    """What numba tells apart in an argument of a known type: the layout of an array, and whether it is read-only."""
+    """Tell apart what numba does in an argument of a known type: the layout of an array, and whether it is read-only."""
     if isinstance(value, np.ndarray):
         return value.flags.num
     return tuple(map(_kind, value)) if isinstance(value, tuple) else type(value)

@@ -50,7 +50,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Operations:
-    """What a plain function calls where the compiler of the host would compute something else than a device."""
+    """Operations that a plain function calls where the compiler of the host would compute something else than a device."""
 
     #: ``(array, value)``: the value as an element of the array.
     element: Callable[..., Any]
@@ -384,7 +384,7 @@ class _Rewriter(ast.NodeTransformer):
         return ast.Name(_shared(len(self._functions.shared) - 1), ast.Load())
 
     def _update(self, node: ast.Call) -> Any:
-        """What an atomic operation becomes whose result is not used; None for any other call."""
+        """The statement that replaces an atomic operation whose result is not used; None for any other call."""
         return self._operations.atomics.get(self._atomic(node) or "")
 
     def _atomic(self, node: ast.Call) -> str | None:
