@@ -140,7 +140,8 @@ def to_device_many(tree: ArrayTree, stream: StreamLike = 0, *, device: DeviceLik
         Arrays in lists, tuples, named tuples and dicts, in one another. Everything else is a leaf, copied as by `to_device`: an
         array, a number, text, a record; an array of this device is taken as it is, one of another device is copied across.
     stream : stream, optional
-        As for `to_device`: given, the copies may still run on return, and the arrays are bound to it.
+        As for `to_device`: given, the copies may still run on return, and the arrays are bound to it. Arrays below 32 KiB have
+        been read by then, page-locked ones too: wait first for a stream that still writes to one.
     device : Device, int or str, optional
         Where to; the current device, if not given.
 

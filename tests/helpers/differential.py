@@ -300,6 +300,8 @@ class Plan(StreamOrder):
         if self.device:
             target = self.random.choice(self.device)
             (to_key, key), (place, stream, complete) = self.keys(target, target), self.pick(target.bound)
+            if to_key == key:
+                return  # a copy to itself is none, and waits for nothing
             self.order(place, target.hazards(writes=True))
             self.step("copy", target.name, to_key, target.name, key, stream)
             target.touched(self.enqueue(place, complete=complete), writes=True)
@@ -340,8 +342,8 @@ class Plan(StreamOrder):
         hosts = self.random.sample(self.hosts, min(len(self.hosts), self.random.randint(1, 4)))
         if hosts:
             place, stream, complete = self.pick(DEFAULT)
-            for host in hosts:
-                self.order_source(place, host, None)
+            for host in hosts:  # small ones are read at once, wherever they are
+                self.order(HOST, host.hazards(writes=False))
             bound = DEFAULT if complete else place
             made = [Buffer(self.name("d"), host.shape, host.dtype, bound) for host in hosts]
             self.step("many_up", [each.name for each in made], [host.name for host in hosts], stream)
@@ -580,7 +582,7 @@ class Difference:
 
 
 def compare(over: Sequence[Runtime], seed: int, operations: Sequence[Operation]) -> tuple[int, Difference | None]:
-    """Run a program everywhere: how many steps it has, and the first one at which runtimes differ."""
+    """Run a program everywhere: how many steps it has, and the first one at which runtimes differ, which then begin anew."""
     can = frozenset.intersection(*(runtime.can for runtime in over))
     steps = Plan(operations, can).steps
     for runtime in over:
@@ -589,17 +591,17 @@ def compare(over: Sequence[Runtime], seed: int, operations: Sequence[Operation])
     for at in range(max(map(len, answers.values()))):
         given = {name: each[at] for name, each in answers.items() if at < len(each)}
         if len({told for told, _ in given.values()}) > 1:
+            for runtime in over:
+                runtime.end()  # what comes next must not suffer from it
             return len(steps), Difference(steps[: at + 1], given, list(operations))
     return len(steps), None
 
 
 def shrink(over: Sequence[Runtime], seed: int, found: Difference) -> Difference:
-    """Leave out operations as long as there is a difference, halves first; each runtime begins anew for it.
+    """Leave out operations as long as there is a difference, halves first.
 
     Where a difference is a matter of time, a program is run several times before it counts as one without.
     """
-    for runtime in over:
-        runtime.end()
     again = [compare(over, seed, found.operations)[1] for _ in range(TRIES)]
     tries = 1 if all(again) else TRIES
     tried, size = 0, len(found.operations) // 2

@@ -241,7 +241,7 @@ def main() -> int:
     os.dup2(2, 1)  # whatever a runtime prints is no answer
     try:
         device = dm.current_device()
-        can = sorted(str(each) for each in device.info.capabilities)
+        can = sorted(str(each) for each in device.info.capabilities | device.info.memory_kinds)
     except dm.DevmemError as error:
         print(json.dumps({"absent": str(error)}), file=answers, flush=True)
         return 0
