@@ -23,12 +23,10 @@ def emulate(tmp_path, monkeypatch):
                 raise devmem.ConfigError(f"no emulator for {backend!r}: there is one for cuda")
             return {"EMULATED": " ".join(filter(None, [backend, "runtime" * runtime, *stand_ins]))}
 
-        package = types.ModuleType("devmem.testing")
-        package.__path__ = []
-        package.emulator = types.ModuleType("devmem.testing.emulator")
-        package.emulator.environment = environment
-        sys.modules["devmem.testing"] = package
-        sys.modules["devmem.testing.emulator"] = package.emulator
+        import devmem.testing
+        devmem.testing.emulator = types.ModuleType("devmem.testing.emulator")
+        devmem.testing.emulator.environment = environment
+        sys.modules["devmem.testing.emulator"] = devmem.testing.emulator
         from devmem.cli import main
         raise SystemExit(main(["emulate", *sys.argv[1:]]))
         """)

@@ -19,7 +19,7 @@ class Closed:
 
     def __init__(self, blocks, is_locked):
         self.lent, self.page_locks, self.closed = blocks, page_locks.PageLockTable(), 0
-        self.memory = SimpleNamespace(lent_blocks=lambda: self.lent, unbind=lambda driver: None)
+        self.memory = SimpleNamespace(lent_blocks=lambda: self.lent, stacks=SimpleNamespace(unbind=lambda driver: None))
         if is_locked:
             self.page_locks.segments = [SimpleNamespace(driver=self, busy=0, locked=True)]
 

@@ -398,6 +398,7 @@ FINE = {
     "raise error.with_traceback(None) from error.__cause__": "in the `except` that gave the name, which ends with it",
     "self._error = error": "on a worker's thread, of a test; who joins it takes the error out",
     "self._failures[-1 if at is None else at] = error": "the launch forgets them when one is raised",
+    "self.errors.append(error)": "a call of the user's on the thread of an OpenCL queue: the next wait takes it out",
     "self._failures[-1] = error": "the same, of blocks that wait for each other",
 }
 
