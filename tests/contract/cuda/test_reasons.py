@@ -318,7 +318,8 @@ import importlib, pkgutil, sys, warnings
 import devmem
 warnings.filterwarnings("ignore", "cudadrv.drvapi is deprecated", DeprecationWarning)
 for module in pkgutil.walk_packages(devmem.__path__, "devmem."):
-    if not module.name.startswith(("devmem.cli", "devmem.kernels.compilers.", "devmem.backends.opencl.")):  # which need packages of their own
+    # These need packages of their own.
+    if not module.name.startswith(("devmem.cli", "devmem.kernels.compilers.", "devmem.backends.opencl.")):
         importlib.import_module(module.name)
 assert "devmem.backends.cuda.driver" in sys.modules
 assert emulator.control("cuda").calls() == {}

@@ -25,6 +25,8 @@ def test_the_exact_number_has_its_size_beside_it(nbytes: int, text: str) -> None
 
 #: These compare numbers, of positions in files and in memory, in one sentence: units would hide the difference.
 COMPARE = {
+    "backends/opencl/memory.py",
+    "backends/opencl/work.py",
     "_core/bulk/files/copies.py",
     "_core/bulk/files/safetensors.py",
     "_core/bulk/pitched.py",
