@@ -362,10 +362,12 @@ class _Checks(RaceCheckedDriver):
         return captured
 
     def close(self) -> None:
-        self._detector.complete({})  # what the host has done since the last call
-        for each in list(self._streams.values()):
-            self._detector.forget_stream(each.number)
-        self._driver.close()
+        try:
+            self._detector.complete({})  # what the host has done since the last call
+        finally:
+            for each in list(self._streams.values()):
+                self._detector.forget_stream(each.number)
+            self._driver.close()
 
 
 #: The checked devices, by name.

@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from devmem.testing import emulator
 
 #: Operations of a program; seconds for one step, before a runtime counts as hanging.
 OPERATIONS, PATIENCE = 40, 120
+#: What a runtime gives for the step at which its process ended, or hung.
+ENDED = "!the process ended or hung"
 #: Runs that a program gets to show a difference that is a matter of time, and runs in all to make a program smaller.
 TRIES, SHRINKS = 3, 300
 SHAPES = ((1,), (300,), (5000,), (300_000,), (12, 50), (200, 333), (5, 6, 7), (3, 40, 64))
@@ -506,8 +509,9 @@ class Runtime:
         self.begin()
         assert self.process is not None
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"seed": seed, "steps": steps}) + "\n")
-        self.process.stdin.flush()
+        with suppress(BrokenPipeError):  # the answers tell that it has ended
+            self.process.stdin.write(json.dumps({"seed": seed, "steps": steps}) + "\n")
+            self.process.stdin.flush()
 
     def answers(self, count: int) -> list[tuple[str, str]]:
         """What each step gave. A process that ends, or hangs, gives that for the step at which it did, and no more."""
@@ -517,7 +521,7 @@ class Runtime:
             if told is None:
                 words = self.last_words()
                 self.end()
-                return [*found, ("!the process ended or hung", words)]
+                return [*found, (ENDED, words)]
             found.append((told[0], told[1]))
         return found
 
@@ -531,7 +535,7 @@ class Runtime:
             line = self.process.stdout.readline()
         finally:
             watch.cancel()
-        return json.loads(line) if line else None
+        return json.loads(line) if line.endswith("\n") else None
 
     def last_words(self) -> str:
         self.errors.seek(0)
@@ -590,7 +594,8 @@ def compare(over: Sequence[Runtime], seed: int, operations: Sequence[Operation])
     answers = {runtime.name: runtime.answers(len(steps)) for runtime in over}
     for at in range(max(map(len, answers.values()))):
         given = {name: each[at] for name, each in answers.items() if at < len(each)}
-        if len({told for told, _ in given.values()}) > 1:
+        told = {each for each, _ in given.values()}
+        if len(told) > 1 or ENDED in told:  # all of them may end at one step
             for runtime in over:
                 runtime.end()  # what comes next must not suffer from it
             return len(steps), Difference(steps[: at + 1], given, list(operations))

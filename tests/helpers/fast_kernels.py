@@ -361,6 +361,27 @@ def takes_remainders(a, n):
     a[dm.grid(1)] = math.fmod(a[0] + n, 3)
 
 
+RECORDS = np.zeros(4, [("x", np.float32), ("n", np.int32)])
+
+
+@dm.kernel
+def ranges_over_unsigned(out, n):
+    i = dm.grid(1)
+    for j in range(n[i]):
+        out[i] = j - n[i]
+
+
+@dm.kernel
+def takes_constant_records(out):
+    i = dm.grid(1)
+    out[i] = dm.const.array_like(RECORDS)[i % 4].x
+
+
+def takes_arguments_for_constants(out, a):
+    i = dm.grid(1)
+    out[i] = dm.const.array_like(a)[i]
+
+
 LEFT = {
     "barrier in a function": Case(waits, (zeros(dtype=np.int32),), (2, 4), "it uses dm.barrier()"),
     "barrier of a wave": Case(shuffles, (zeros(dtype=np.int32),), (2, 4), "it uses dm.wavebarrier()"),
@@ -383,6 +404,13 @@ LEFT = {
     "two types": Case(
         changes_type, (np.ones(8, np.int64),), (1, 4), "a variable is uint64 on one way, and float64 on another"
     ),
+    "unsigned range": Case(
+        ranges_over_unsigned,
+        (zeros(), np.full(8, 3, np.uint32)),
+        (1, 4),
+        "it calls Function(<class 'range'>) with (uint32)",
+    ),
+    "record of a constant": Case(takes_constant_records, (zeros(),), (1, 4), "it takes a record of a read-only array"),
     "print": Case(prints, (zeros(),), (1, 1), "it uses print("),
     "fmod": Case(takes_remainders, (np.full(8, 5.5), 2), (1, 4), "numba does not compile it: Unknown attribute 'fmod'"),
 }

@@ -12,7 +12,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 from cuda.bindings import driver as cu
 
-from ...spi.errors import BackendError
+from ...spi.errors import BackendError, OutOfMemory
 from ...spi.types import LEGACY_STREAM, Box, CopyKind, MemoryKind
 from ...toolkit.driver_parts import DriverState, Part
 from ...toolkit.memory import MemoryPool
@@ -37,6 +37,8 @@ contexts: dict[int, Any] = {}
 ATTRIBUTES_SINCE, OVERLAP = 13020, 1
 #: How the calls are compared: bytes of a copy, single calls of a round, copies of a batch, and rounds.
 SAMPLE, CALLS, IN_BATCH, ROUNDS = 4096, 16, 32, 5
+#: How much longer one call may take than one for each: what else the machine does must not decide.
+SLACK = 1.25
 PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED, TOO_MANY_PEERS = 704, 705, 711
 
 
@@ -90,9 +92,11 @@ class Copies(Part):
         if not (attributes or batches):
             return told, False
         memory, nbytes, stream, there, here = self._memory, IN_BATCH * SAMPLE, 0, 0, 0
+        unordered = self._streams.unordered
         try:
-            # In order with the legacy stream, as if there was none.
-            stream = self._own_streams.stream_create(0, non_blocking=False)
+            stream = self._own_streams.stream_create(
+                0, non_blocking=True
+            )  # which waits for no other work of the program
             there = memory.alloc(nbytes, LEGACY_STREAM)
             here = memory.alloc(nbytes, LEGACY_STREAM, MemoryKind.PINNED)
             if attributes:
@@ -108,6 +112,7 @@ class Copies(Part):
                 with suppress(BackendError):  # a failure of the copies is the one to be told
                     self._synchronize(stream)
                 self._own_streams.stream_destroy(stream)
+                self._streams.unordered = unordered
             memory.free(here, nbytes, LEGACY_STREAM, MemoryKind.PINNED)
             memory.free(there, nbytes, LEGACY_STREAM)
         return told, batches
@@ -135,10 +140,16 @@ class Copies(Part):
                 self.copy(to, origin, SAMPLE, _H2D, stream, blocking=False)
 
         together = partial(self.copy_batch, dsts, srcs, [SAMPLE] * IN_BATCH, _H2D, stream)
-        single, batch = self._least_times(stream, loop, together)
-        chosen = "one call" if batch <= single else "a call for each"
+        try:
+            single, batch = self._least_times(stream, loop, together)
+        except OutOfMemory:
+            raise
+        except BackendError as error:
+            return False, f"several copies take a call for each: one call could not be measured ({error})"
+        is_chosen = batch <= SLACK * single
+        chosen = "one call" if is_chosen else "a call for each"
         measured = f"{IN_BATCH} of them take {1e6 * batch:.2f} us by one call, {1e6 * single:.2f} us by one for each"
-        return batch <= single, f"several copies take {chosen}: {measured}"
+        return is_chosen, f"several copies take {chosen}: {measured}"
 
     def _least_times(self, stream: int, *calls: Callable[[], object]) -> list[float]:
         """The least seconds of each, which take turns: all meet what else the machine does."""

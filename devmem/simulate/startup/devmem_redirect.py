@@ -114,6 +114,8 @@ def _refuse_empty(original: Callable[..., ModuleType]) -> Callable[..., ModuleTy
             and "cuda" not in (fromlist or ())
             and isinstance(getattr(found, "__loader__", None), _Empty)
         ):
+            if f"{name}.cuda" not in sys.modules:
+                sys.modules.pop(name, None)
             raise ModuleNotFoundError(
                 f"No module named {name!r}: devmem simulates {name}.cuda alone: pip install {name.replace('_', '-')}",
                 name=name,
@@ -135,8 +137,10 @@ def install() -> None:
         if name in sys.modules and not isinstance(getattr(sys.modules[name], "__loader__", None), _DropIn):
             raise RuntimeError(f"{name} is imported already, before devmem could simulate it")
     if not any(isinstance(each, SimulatedImports) for each in sys.meta_path):
+        is_missing = "numba" not in sys.modules and PathFinder.find_spec("numba") is None
         sys.meta_path.insert(0, SimulatedImports())
-        builtins.__import__ = _refuse_empty(builtins.__import__)
+        if is_missing:  # else imports, and the lines that their warnings name, are as they were
+            builtins.__import__ = _refuse_empty(builtins.__import__)
 
 
 def run_next(name: str, before: str) -> None:

@@ -231,6 +231,7 @@ static void start_thread(struct stream *stream)
     pthread_attr_t attributes;
     sigset_t all, before;
     sigfillset(&all);
+    sigdelset(&all, SIGSEGV); /* a program's host function may touch what is watched, or nothing at all */
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals go to the threads of the program */
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, 1u << 20);

@@ -116,6 +116,7 @@ static void on_fault(int number, siginfo_t *info, void *context)
         pass_on(number, info->si_code <= 0);
         return;
     }
+    passed_on = false; /* the handler of before has brought this one back, and met its own fault */
     size_t first = (at - pinned_heap.base) / PAGE, past = first + 1, pages = pinned_heap.bytes / PAGE;
     int protection = protection_of(first);
     if (protection != (PROT_READ | PROT_WRITE)) note(at, protection == PROT_READ);

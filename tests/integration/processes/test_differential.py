@@ -43,6 +43,33 @@ def first_difference(over, seeds):
     return None, None
 
 
+def test_runtimes_that_all_end_at_one_step_do_not_agree():
+    """A mistake that ends the process may be in what all of them run."""
+    over = [Ended("one"), Ended("other")]
+    steps, found = differential.compare(over, 3, differential.draw(3))
+    assert steps
+    assert found is not None
+    assert all(runtime.was_ended for runtime in over)
+
+
+class Ended:
+    """A runtime whose process ends at once."""
+
+    can = frozenset()
+
+    def __init__(self, name):
+        self.name, self.was_ended = name, False
+
+    def send(self, seed, steps):
+        pass
+
+    def answers(self, count):
+        return [(differential.ENDED, "")]
+
+    def end(self):
+        self.was_ended = True
+
+
 @pytest.mark.parametrize(
     ("wrong", "most"),
     [

@@ -9,6 +9,7 @@ import pytest
 
 import devmem
 from devmem import plugins
+from devmem._core.base import config
 from devmem.backends.opencl.hooks import OpenCLBackend
 from devmem.backends.opencl.vendors import broken_vendors
 from devmem.spi.errors import ConfigError
@@ -87,6 +88,7 @@ def test_it_is_chosen_by_name_only(monkeypatch):
             return 1
 
     monkeypatch.delenv("DEVMEM_BACKEND", raising=False)
+    monkeypatch.setattr(config, "_current", None)  # what is read here goes with the test
     monkeypatch.setitem(plugins.registry.backends, "opencl", plugins.LoadedBackend(Usable(), "built in"))
     [status] = [status for status in devmem.backends() if status.name == "opencl"]
     assert status.usable

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from fast_kernels import COMPILED, LEFT
+from fast_kernels import COMPILED, LEFT, takes_arguments_for_constants
 
 import devmem as dm
 from devmem.kernels.compilers.simulator.plain_source import Operations, PlainFunctions, Refused
@@ -214,6 +214,15 @@ def test_what_cannot_be_compiled_runs_in_the_simulator(compiled, refused, name, 
     assert [each.tobytes() for each in exact] == [each.tobytes() for each in fast]
     (told,) = refused()
     assert f"{kernel.__name__} runs in the simulator: {why}" in told
+
+
+def test_a_constant_of_an_argument_is_refused_as_by_the_simulator(compiled):
+    for mode in ("exact", "fast"):
+        with (
+            dm.simulator(mode=mode),
+            pytest.raises(dm.errors.SimulatorError, match="takes a host array that is a global"),
+        ):
+            dm.kernel(takes_arguments_for_constants)[1, 4](dm.to_device(np.zeros(8)), dm.to_device(np.arange(8.0)))
 
 
 @pytest.mark.parametrize("kernel", [parts, leaves, reads_beyond, divides])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from itertools import accumulate
-from operator import attrgetter
+from operator import add, attrgetter
 from typing import Any
 
 import numpy as np
@@ -212,7 +212,7 @@ class _Upload:
             sources, sizes = self.sources[part], self.sizes[part]
             *dsts, start = accumulate(self.steps[part], initial=start)
             srcs = addresses(sources)
-            with locks.hold_page_locks(min(srcs), max(srcs) + max(sizes)):
+            with locks.hold_page_locks(min(srcs), max(map(add, srcs, sizes))):
                 if locks.segments is not self._page_locks_seen:
                     return False
                 copy_many(self.opened, dsts, srcs, sizes, CopyKind.H2D, self.stream, sources)

@@ -355,6 +355,8 @@ class _Rewriter(ast.NodeTransformer):
         if owner is names.shared and self._is_kernel:
             return self._shared_array(node)
         if owner is names.const and node.args:
+            if not isinstance(self._value(node.args[0]), np.ndarray) or len(node.args) > 1 or node.keywords:
+                raise Refused(f"it uses {ast.unparse(node)}")
             return self.visit(node.args[0])  # type: ignore[no-any-return]
         if owner is names.local:
             return self._call(np.empty, *map(self.visit, node.args), named=node.keywords)

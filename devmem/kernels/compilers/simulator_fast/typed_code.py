@@ -131,6 +131,8 @@ class _Check:
             self._element(self._of(value.value), None if index is None else self._of(index))
         elif name == "getattr":
             self._attribute(self._of(value.value), value.attr, kind)
+        elif name == "getiter":
+            self._no_records_of_constants(self._of(value.value))
         elif name == "call":
             self._call(self._of(value.func), [self._of(each) for each in [*value.args, *dict(value.kws).values()]])
         elif name in ("binop", "inplace_binop"):
@@ -142,7 +144,13 @@ class _Check:
         elif name not in _PLAIN_EXPRESSIONS:
             raise Refused(f"it uses {value}")
 
+    def _no_records_of_constants(self, container: Any) -> None:
+        """Refuse records of a read-only array: to numba they can be written."""
+        if isinstance(container, types.Array) and not container.mutable and isinstance(container.dtype, types.Record):
+            raise Refused("it takes a record of a read-only array")
+
     def _element(self, container: Any, index: Any) -> None:
+        self._no_records_of_constants(container)
         if isinstance(container, types.Array) and index is not None:
             self._index(index)
         elif not isinstance(container, types.BaseTuple | types.Record):
@@ -186,7 +194,8 @@ def _knows(called: Any, given: list[Any]) -> bool:
     if called in FUNCTIONS or called is np.empty:  # which stands for devmem.local.array alone: see `plain_source`
         return True
     if called is builtins.range:
-        return all(isinstance(each, types.Integer) for each in given)
+        # Of unsigned ends numba's are uint64, where the simulator's are int64.
+        return all(isinstance(each, types.Integer) and each.signed for each in given)
     if called is builtins.len:
         return isinstance(given[0], types.Array | types.BaseTuple)
     if called is builtins.bool or called is operator.truth:
