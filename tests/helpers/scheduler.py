@@ -275,6 +275,9 @@ class RLock(Lock):
     def _is_owned(self) -> bool:
         return self.owner is threading.current_thread()
 
+    def _at_fork_reinit(self) -> None:
+        self.inner, self.owner, self.depth = self.make(), None, 0
+
     def _release_save(self) -> int:
         depth = self.depth
         for _ in range(depth):

@@ -231,6 +231,7 @@ def _serve(listener: socket.socket) -> None:
             connection, _ = listener.accept()
         except OSError:
             if _listener is not listener:
+                listener.close()
                 return
             time.sleep(0.1)  # the process has no file descriptor left, perhaps
             continue

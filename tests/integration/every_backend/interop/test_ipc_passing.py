@@ -113,11 +113,16 @@ connection.sendall(b"ok")
 @of_both
 def test_it_arrives_from_where_nothing_can_be_asked(peer, monkeypatch):
     """A process in another network namespace: its socket cannot be reached, its pool's descriptor came with the message."""
+    sharing._end()  # the next socket is another
     monkeypatch.setattr(sharing, "_network", lambda: "1")
-    connection, process = peer("assert dm.receive_ipc_array(connection)[1, 1] == 7; assert live() == 0")
-    array = dm.to_device(data())
-    dm.send_ipc_array(connection, array)
-    ended(process)
+    try:
+        connection, process = peer("assert dm.receive_ipc_array(connection)[1, 1] == 7; assert live() == 0")
+        array = dm.to_device(data())
+        assert array.get_ipc_handle().owner.startswith(f"{sharing.PREFIX}1-")
+        dm.send_ipc_array(connection, array)
+        ended(process)
+    finally:
+        sharing._end()  # its name has the other namespace
 
 
 @of_both
