@@ -295,7 +295,8 @@ def _case(name: str, mine: Any, kind: type, reflected: bool) -> tuple[Any, Any]:
 def _binary(mine: Any, name: str, reflected: bool = False) -> Callable[[Any, Any], Any]:
     operation = _OF_INTEGERS.get(name) or getattr(operator, f"__{name}__")
     direct = getattr(mine.base, f"__{'r' if reflected else ''}{name}__")
-    divides, cases = name in DIVISIONS, dict[type, tuple[Any, Any]]()
+    divides, shifts = name in DIVISIONS, name in SHIFTS and not reflected
+    cases: dict[type, tuple[Any, Any]] = {}
     makers: dict[type, Any] = {}  # of `cases`, those whose result is a float
 
     def method(self: Any, other: Any) -> Any:
@@ -309,6 +310,8 @@ def _binary(mine: Any, name: str, reflected: bool = False) -> Callable[[Any, Any
             return NotImplemented
         if divides and not (self if reflected else other) and (item := this_thread.item) is not None and item.debug:
             raise ZeroDivisionError("division by zero")
+        if shifts and type(other) is int:
+            other &= _AMOUNT
         try:
             if cast is None:
                 return make(direct(self, other))
@@ -318,8 +321,6 @@ def _binary(mine: Any, name: str, reflected: bool = False) -> Callable[[Any, Any
         except OverflowError:
             if type(other) is not int:
                 raise
-        if name in SHIFTS and not reflected:
-            other &= _AMOUNT
         unsigned = _UINT64(other)  # as compilers take a constant that needs all 64 bits
         return operation(unsigned, self) if reflected else operation(self, unsigned)
 
