@@ -121,6 +121,7 @@ def _():
 @verb("copies between devices")
 def _():
     there = cupy.asarray(host)
+    cupy.cuda.Device(0).synchronize()  # the upload is asynchronous, and no stream of device 1 waits for it
     with cupy.cuda.Device(1):
         other = cupy.empty(host.shape, "i4")
         other.data.copy_from_device(there.data, there.nbytes)
