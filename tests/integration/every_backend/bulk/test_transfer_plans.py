@@ -221,7 +221,7 @@ def test_events_are_recorded_and_waited_for_whenever_the_plan_runs(stream, need)
         with hold(other) as latch:
             before.record(other)
             plan.replay()
-            assert not after.query() and not result.any()
+            assert not after.query() and not stream.query()
             latch.release()
             after.synchronize()
             stream.synchronize()
