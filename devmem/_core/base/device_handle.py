@@ -16,7 +16,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
 from ...spi.driver import PROTOCOLS, Driver, FullDriver, SupportsPointerInfo, SupportsStridedCopy
 from ...spi.errors import BackendError, ClosedError, DevmemError, DevmemWarning, PluginError, UnsupportedError
@@ -46,6 +46,7 @@ class PublicDevice(Protocol):
 
     backend: str
     ordinal: int
+    _opened: Any  #: the open device, of a later room
 
     @property
     def id(self) -> int: ...

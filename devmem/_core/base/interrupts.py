@@ -1,16 +1,16 @@
 """Find the call of devmem's that this one has interrupted, and the threads that are inside one.
 
 Python runs a signal's handler, which may raise or call devmem, at the beginning of each Python function and behind each call of a
-C function. A finalizer comes there too. Only the thread's frames tell that it did: a call of devmem's below the program's own code.
+C function. A finalizer comes there too. Only the thread's frames tell that it did: a call of devmem's below the program's code.
 
 A count of the calls of each thread would be too high for ever behind an interrupt that comes as a call ends, before the call can
 count itself out; and `reset`, which must give everything back, would be refused for ever. So the calls that have entered a device
 are noted (`DeviceHandle.callers`), which costs them little, and frames are looked at where a note alone does not decide: before
 a wait for another thread, and by the close of a device.
 
-A wrong yes costs an error: a call that might have waited raises CannotWait, or a close waits for `open_device.PATIENCE` seconds and
-raises. A wrong no could cost a wait for ever, or a device that is closed under a call. It takes a function that is marked as one
-that holds nothing (`holds_nothing`, `calls_verb`) and holds something, or a program that calls itself ``devmem.cli``.
+A wrong yes costs an error: a call that might have waited raises CannotWait, or a close waits for `open_device.PATIENCE` seconds
+and raises. A wrong no could cost a wait for ever, or a device that is closed under a call. It takes a function that is marked as
+one that holds nothing (`holds_nothing`, `calls_verb`) and holds something, or a program that calls itself ``devmem.cli``.
 """
 
 # Decision: docs/adr/0014-interrupts-and-handlers-may-come-anywhere.md
