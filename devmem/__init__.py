@@ -33,7 +33,8 @@ from importlib import import_module as _import_module
 # one of its modules would put the folder in the verb's place.
 from . import backends as _folder  # noqa: F401
 from . import errors
-from ._core.arrays.host_visible import ManagedNDArray, MappedNDArray
+from ._core.arrays.host_visible import MappedNDArray
+from ._core.arrays.managed import ManagedNDArray
 from ._core.arrays.ndarray import DeviceNDArray, DeviceRecord
 from ._core.arrays.pinned import PinnedNDArray
 from ._core.base.advice import MODULE as _OTHERS

@@ -77,7 +77,7 @@ def quick_collections() -> None:
 def own_memory() -> Iterator[None]:
     """Memory that a file's tests have installed for a whole device would serve all later tests, which may wait as it is freed."""
     yield
-    if (devices := sys.modules.get("devmem._core.device.device")) is None:
+    if (devices := sys.modules.get("devmem._core.device.opening")) is None:
         return
     stacks = [(each, each.memory.stacks) for each in devices.open_devices()]
     left = [(each, of.heap) for each, of in stacks if of.heap is not of._installed["device"][0]]

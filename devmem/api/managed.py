@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .._core.arrays import managed_hints
-from .._core.arrays.host_visible import ManagedNDArray
+from .._core.arrays import managed
+from .._core.arrays.managed import ManagedNDArray
 from .._core.device.device import DeviceLike
 from .._core.ordering.event import StreamLike
 
@@ -51,7 +51,7 @@ def prefetch_managed(
     >>> dm.prefetch_managed([a, b])
     >>> dm.prefetch_managed([a, b], numa_node=0)
     """
-    managed_hints.prefetch(_managed(arrays), to_host, stream, device, numa_node, discard)
+    managed.prefetch(_managed(arrays), to_host, stream, device, numa_node, discard)
 
 
 def discard_managed(arrays: Iterable[ManagedNDArray], stream: StreamLike = 0) -> None:
@@ -73,7 +73,7 @@ def discard_managed(arrays: Iterable[ManagedNDArray], stream: StreamLike = 0) ->
     >>> dm.synchronize()
     >>> a[...] = 1
     """
-    managed_hints.discard(_managed(arrays), stream)
+    managed.discard(_managed(arrays), stream)
 
 
 def _managed(arrays: Iterable[ManagedNDArray]) -> list[ManagedNDArray]:

@@ -6,8 +6,9 @@ import operator
 import sys
 
 from .._core.base.device_handle import CurrentDevice
-from .._core.device.device import DeviceLike, check_not_left_behind, open_device_of, open_devices
+from .._core.device.device import DeviceLike, open_device_of
 from .._core.device.open_device import finish_closing
+from .._core.device.opening import check_not_left_behind, open_devices
 from .._core.stacks.installed import MemoryScope
 from .._core.telemetry.copy_statistics import TransferStats
 from ..spi.errors import ConfigError, PluginError

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from .._core.device import memory_report
-from .._core.device.device import DeviceLike, open_device_of, open_devices
+from .._core.device.device import DeviceLike, open_device_of
 from .._core.device.memory_report import MemorySnapshot, MemorySummary
 from .._core.device.open_device import OpenDevice
+from .._core.device.opening import open_devices
 
 #: What a file of a snapshot says that it is.
 SNAPSHOT_FORMAT = memory_report.FORMAT

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._core.arrays.creation import like
-from .._core.arrays.host_visible import ManagedNDArray, MappedNDArray, host_visible
+from .._core.arrays.creation import host_visible, like
+from .._core.arrays.host_visible import MappedNDArray
+from .._core.arrays.managed import ManagedNDArray
 from .._core.arrays.mapping import Mapping
 from .._core.arrays.ndarray import ArrayLike
 from .._core.arrays.pinned import PinnedNDArray

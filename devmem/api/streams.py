@@ -7,7 +7,8 @@ from typing import Never, SupportsInt
 from .._core.base.advice import refuse_keywords
 from .._core.base.device_handle import CurrentDevice
 from .._core.base.scopes import deferral
-from .._core.device.device import current_device, current_open_device, open_devices
+from .._core.device.device import current_device, current_open_device
+from .._core.device.opening import open_devices
 from .._core.ordering.event import Event, StreamLike
 from .._core.ordering.stream import Stream
 from .._native import core

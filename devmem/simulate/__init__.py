@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from .._core.device.device import open_devices
+from .._core.device.opening import open_devices
 
 __all__ = ["environment", "start"]
 

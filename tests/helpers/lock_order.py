@@ -21,7 +21,7 @@ import scheduler
 
 from devmem._core.base import outer_lock
 from devmem._core.base.device_handle import checked_driver
-from devmem._core.device import device
+from devmem._core.device import opening
 from devmem.spi.driver import PROTOCOLS, REQUIRED, Driver
 from devmem.toolkit import locks
 from devmem.toolkit.locks import Rank
@@ -117,7 +117,7 @@ def install() -> None:
         if (known := names.get(id(before := getattr(holder, name)))) is not None:
             setattr(holder, name, CheckedLock(known.name, known.rank, before))
     locks.make = CheckedLock  # type: ignore[assignment]
-    device.checked_driver = watch
+    opening.checked_driver = watch
 
 
 def watch(driver: Driver, *where: Any) -> Driver:

@@ -1,4 +1,4 @@
-"""New device arrays: uninitialised, of one value, or with the elements of whatever the user has."""
+"""New arrays: on a device, uninitialised or with the elements of whatever the user has; and host arrays that a device reaches."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ import numpy.typing as npt
 
 from ..._native import core
 from ...spi.errors import DevmemError, LayoutError
+from ...spi.types import AllocFlags, MemoryKind
 from ..base.address import address, extent
 from ..base.arguments import check_same
-from ..base.layout import Shape, contiguous_strides, like_strides
+from ..base.device_handle import CurrentDevice
+from ..base.layout import Shape, contiguous_strides, like_strides, new_host
 from ..device.device import DeviceLike, open_device_of
 from ..device.open_device import OpenDevice
 from ..interop.host_objects import host_array
 from ..ordering.event import StreamLike
 from ..ordering.stream import Stream
+from .host_visible import HostVisible, MappedNDArray
+from .managed import ManagedNDArray
 from .ndarray import DeviceNDArray, DeviceRecord, device_view, new
+from .pinned import Buffer, PinnedNDArray
 
 
 def empty(
@@ -139,3 +144,38 @@ def _into(
     check_same("to_device(to=)", target.shape, target.dtype, source.shape, source.dtype)
     target.put(source, stream, host_copy=copy)
     return cast("DeviceNDArray[Any] | DeviceRecord", to)
+
+
+def host_visible(
+    opened: OpenDevice,
+    kind: MemoryKind,
+    shape: Shape,
+    dtype: np.dtype[Any],
+    strides: Shape,
+    nbytes: int,
+    flags: AllocFlags = AllocFlags.NONE,
+    stream: Stream | None = None,
+) -> npt.NDArray[Any]:
+    """An uninitialised ndarray in driver memory of a kind."""
+    opened.handle.require_kind(kind)
+    if not nbytes:
+        allocation, raw, base = (
+            opened.memory.empty_allocation(opened.streams.legacy),
+            np.empty(0, np.uint8),
+            0,
+        )
+    else:
+        with CurrentDevice(opened.handle) as driver:
+            allocation = opened.memory.allocate_host(nbytes, kind, flags, opened.streams.legacy)
+            base = driver.device_pointer(allocation.ptr) if kind is MemoryKind.MAPPED else allocation.ptr
+        raw = np.asarray(Buffer(allocation))
+    # An empty shape still wants a buffer of at least its offset.
+    array = np.ndarray(shape, dtype, raw, 0, strides) if nbytes else new_host(shape, dtype)
+    if kind is MemoryKind.PINNED:
+        return array.view(PinnedNDArray)
+    visible: HostVisible = array.view(MappedNDArray if kind is MemoryKind.MAPPED else ManagedNDArray)
+    visible._open_device = opened
+    visible._allocation = allocation
+    visible._device_base = base
+    visible._stream = stream
+    return visible

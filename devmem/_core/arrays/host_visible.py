@@ -1,25 +1,18 @@
-"""Host arrays in memory that the driver made and a device can reach: mapped and managed; and how all of them are made."""
+"""Host arrays in memory that the driver made and a device can reach, mapped ones above all."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import numpy.typing as npt
 
 from ...spi.errors import LayoutError
-from ...spi.types import AllocFlags, MemoryKind
 from ..base.address import address, extent
 from ..base.advice import made_by
-from ..base.device_handle import CurrentDevice
-from ..base.layout import Shape, new_host
-from ..device.device import DeviceLike
-from ..interop.dlpack import CPU
 from ..lifetime.allocation import Allocation
 from ..ordering.event import StreamLike
-from . import managed_hints
 from .ndarray import ArrayLike, DeviceNDArray
-from .pinned import Buffer, DriverArray, PinnedNDArray
+from .pinned import DriverArray
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,90 +150,3 @@ class MappedNDArray(HostVisible):
     >>> a[1:].ptr - a.ptr
     8
     """
-
-
-@made_by("managed_array(shape) and managed_array_like(x) make arrays in managed memory")
-class ManagedNDArray(HostVisible):
-    """An array with one address for host and device, moved or shared by the driver.
-
-    Examples
-    --------
-    >>> a = dm.managed_array(3)
-    >>> a[...] = 1
-    >>> a.prefetch()
-    """
-
-    def _dlpack_device_of(self, allocation: Allocation) -> tuple[int, int]:
-        opened = self._open_device
-        kind = opened.handle.info.exchange.managed_type
-        return kind, 0 if kind == CPU else opened.handle.info.ordinal
-
-    def prefetch(
-        self,
-        to_host: bool = False,
-        stream: StreamLike = 0,
-        *,
-        device: DeviceLike = None,
-        numa_node: int | None = None,
-        discard: bool = False,
-    ) -> None:
-        """Move the pages to the device ahead of use, ordered on the stream. A hint.
-
-        With ``to_host`` they are moved to the host, with ``numa_node`` to one NUMA node of it, with ``device`` to another device
-        of the backend. `devmem.prefetch_managed` does that for many arrays at once, and says what ``discard`` is.
-
-        Raises
-        ------
-        UnsupportedError
-            The device has no managed memory that moves, or not to that place.
-        """
-        managed_hints.prefetch([self], to_host, stream, device, numa_node, discard)
-
-    def discard(self, stream: StreamLike = 0) -> None:
-        """Say that the elements are not needed any more, in stream order; see `devmem.discard_managed`."""
-        managed_hints.discard([self], stream)
-
-    def advise(
-        self, advice: str, to_host: bool = False, *, device: DeviceLike = None, numa_node: int | None = None
-    ) -> None:
-        """Tell the driver how the pages will be used.
-
-        ``advice`` is ``set_`` or ``unset_`` followed by ``read_mostly``, ``preferred_location`` or ``accessed_by``; of the last
-        two, the place is what `prefetch` has.
-        """
-        managed_hints.advise(self, advice, to_host, device, numa_node)
-
-
-def host_visible(
-    opened: OpenDevice,
-    kind: MemoryKind,
-    shape: Shape,
-    dtype: np.dtype[Any],
-    strides: Shape,
-    nbytes: int,
-    flags: AllocFlags = AllocFlags.NONE,
-    stream: Stream | None = None,
-) -> npt.NDArray[Any]:
-    """An uninitialised ndarray in driver memory of a kind."""
-    opened.handle.require_kind(kind)
-    if not nbytes:
-        allocation, raw, base = (
-            opened.memory.empty_allocation(opened.streams.legacy),
-            np.empty(0, np.uint8),
-            0,
-        )
-    else:
-        with CurrentDevice(opened.handle) as driver:
-            allocation = opened.memory.allocate_host(nbytes, kind, flags, opened.streams.legacy)
-            base = driver.device_pointer(allocation.ptr) if kind is MemoryKind.MAPPED else allocation.ptr
-        raw = np.asarray(Buffer(allocation))
-    # An empty shape still wants a buffer of at least its offset.
-    array = np.ndarray(shape, dtype, raw, 0, strides) if nbytes else new_host(shape, dtype)
-    if kind is MemoryKind.PINNED:
-        return array.view(PinnedNDArray)
-    visible: HostVisible = array.view(MappedNDArray if kind is MemoryKind.MAPPED else ManagedNDArray)
-    visible._open_device = opened
-    visible._allocation = allocation
-    visible._device_base = base
-    visible._stream = stream
-    return visible

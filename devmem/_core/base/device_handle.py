@@ -11,13 +11,12 @@ a call. So nothing is taken from under a running call, and no call takes a lock 
 
 from __future__ import annotations
 
-import gc
 import sys
 import warnings
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
 from ...spi.driver import PROTOCOLS, Driver, FullDriver, SupportsPointerInfo, SupportsStridedCopy
 from ...spi.errors import BackendError, ClosedError, DevmemError, DevmemWarning, PluginError, UnsupportedError
@@ -26,10 +25,11 @@ from ...toolkit.deferred_errors import fresh_copy
 from ...toolkit.driver_parts import STRIDED, WithoutStridedCopies, lacking
 from .call_site import caller_level
 from .hot_state import HandleState
+from .interrupts import interrupted_call, threads_in_calls
 from .polling import until
 
 if TYPE_CHECKING:
-    from types import FrameType, TracebackType
+    from types import TracebackType
 
 E = TypeVar("E", bound=BaseException)
 
@@ -46,6 +46,7 @@ class PublicDevice(Protocol):
 
     backend: str
     ordinal: int
+    _opened: Any  #: the open device, of a later room
 
     @property
     def id(self) -> int: ...
@@ -184,12 +185,7 @@ class DeviceHandle(HandleState):
 
     def has_interrupted_a_call(self) -> bool:
         """Whether this call was made in the middle of another one on the device: by a signal's handler, or a finalizer."""
-        frame: FrameType | None = None
-        if get_ident() in self.callers:
-            frame = sys._getframe()
-            while frame is not None and _is_of_devmem(frame):
-                frame = frame.f_back
-        return _is_in_devmem(frame)
+        return get_ident() in self.callers and interrupted_call() is not None
 
     def end(self, reason: DevmemError) -> None:
         """Refuse every later call for this reason."""
@@ -355,40 +351,14 @@ class ClosedEntry:
         self.inside.intersection_update(list(self.handle.callers))
         # An interrupt may have come as a thread left its call, before that was noted.
         if not self.inside <= {self.closing}:
-            self.inside.intersection_update(_threads_in_devmem())
+            self.inside &= threads_in_calls()
         return self.inside <= {self.closing} and not self.handle.outside
-
-
-def _threads_in_devmem() -> list[int]:
-    """The threads that have a function of devmem among their frames.
-
-    The collector is off meanwhile: `sys._current_frames` holds the interpreter's lock of all threads, and what a collection
-    within it calls may want that lock, on this thread or on another one that has the GIL by then (CPython issue 106883).
-    """
-    enabled = gc.isenabled()
-    try:
-        gc.disable()
-        # No variable here may have the frames: this one is among them, and would keep itself and its callers.
-        return [at for at, frame in sys._current_frames().items() if _is_in_devmem(frame)]
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _is_in_devmem(frame: FrameType | None) -> bool:
-    while frame is not None and not _is_of_devmem(frame):
-        frame = frame.f_back
-    return frame is not None
-
-
-def _is_of_devmem(frame: FrameType) -> bool:
-    return bool(frame.f_globals.get("__name__", "").startswith("devmem."))
 
 
 def without_own_frames(error: E) -> E:
     """The error with the lines of its traceback from where devmem called other code on: of a driver's error none is left."""
     at = error.__traceback__
-    while at is not None and _is_of_devmem(at.tb_frame):
+    while at is not None and at.tb_frame.f_globals.get("__name__", "").startswith("devmem."):
         at = at.tb_next
     return error.with_traceback(at)
 

@@ -35,8 +35,9 @@ from ..base.arguments import foreign_attribute, integers_of
 from ..base.config import settings
 from ..base.device_handle import CurrentDevice, known_bytes
 from ..base.layout import Shape, new_host
-from ..device.device import checked_device, current_open_device, open_devices
+from ..device.device import checked_device, current_open_device
 from ..device.open_device import OpenDevice
+from ..device.opening import open_devices
 from ..lifetime.allocation import ForeignAllocation
 from ..ordering.stream import Stream
 from .dlpack import DEVICE_NAMES, HOST_TYPES, IS_COPIED, READ_ONLY, VERSION, Layout, check_address, layout_of, take

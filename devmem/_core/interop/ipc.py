@@ -23,7 +23,8 @@ from ..base.interrupts import CannotWait
 from ..base.layout import Shape, check_size, span
 from ..base.outer_lock import OuterLock
 from ..device.backends import usable_backend
-from ..device.device import checked_device, current_open_device, open_devices
+from ..device.device import checked_device, current_open_device
+from ..device.opening import open_devices
 from ..lifetime.allocation import Allocation, ForeignAllocation
 from ..memory.adaptor import chain, largest_free_block
 from ..memory.direct import DriverMemory, StreamOrderedMemory, VirtualMemory

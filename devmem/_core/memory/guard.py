@@ -7,12 +7,13 @@ of the driver; while `Guard.check` reads, no block leaves the quarantine.
 
 from __future__ import annotations
 
-import sys
 import traceback
 import warnings
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
+from inspect import currentframe
+from itertools import islice
 from pathlib import Path
 
 from ...spi.driver import Driver
@@ -367,7 +368,8 @@ def _refusal(problem: str, taken: int = 0) -> GuardError:
 
 def _stack() -> traceback.StackSummary:
     """The lines that led here; their source is read only when it is printed."""
-    stack = traceback.StackSummary.extract(traceback.walk_stack(sys._getframe(2)), limit=DEPTH, lookup_lines=False)
+    callers = islice(traceback.walk_stack(currentframe()), 2, None)
+    stack = traceback.StackSummary.extract(callers, limit=DEPTH, lookup_lines=False)
     stack.reverse()
     return stack
 

@@ -59,7 +59,7 @@ class EventServices(Protocol):
     def create_event(self, timing: bool) -> OwnedHandle:
         """An event that counts as passed, which the close of the device destroys if it is still there."""
 
-    def destroy_event(self, event: OwnedHandle) -> None:
+    def destroy_event(self, event: OwnedHandle) -> object:
         """Destroy or keep an event."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from inspect import Parameter, Signature
@@ -62,8 +62,8 @@ class StreamServices(EventServices, Protocol):
     def poll(self) -> None:
         """Let go of what completed copies kept."""
 
-    def wait_complete(self, stream: Stream) -> None:
-        """Wait until the copies in flight on a stream have completed."""
+    def wait_complete(self, streams: Iterable[Stream]) -> None:
+        """Wait until the copies in flight on these streams have completed."""
 
     def is_busy(self, stream: Stream) -> bool:
         """Whether a copy on the stream still keeps something alive."""
@@ -370,7 +370,7 @@ class Stream(StreamState, EventStream, _Advice):
             driver.stream_synchronize(self.handle)
             self.services.poll()
             if self.services.is_busy(self):
-                self.services.wait_complete(self)
+                self.services.wait_complete([self])
             self.destroy()
 
     def _handle_here(self) -> int:

@@ -65,7 +65,10 @@ class StreamTable:
         self.handle = handle
         self.completions = completions
         self.leases = completions.events.leases
+        self.order, self.poll = completions.order, completions.poll
+        self.is_busy, self.wait_complete = completions.is_busy, completions.wait_complete
         self.create_event = partial(completions.events.create, lent=True)
+        self.destroy_event = completions.events.destroy
         #: Called with the handle of a stream that is about to be destroyed: memory stacks that keep blocks by stream.
         self.on_destroy: Callable[[int], None] = lambda handle: None
         self.legacy = Stream(self, LEGACY_STREAM)
@@ -239,32 +242,12 @@ class StreamTable:
                 if handle in (LEGACY_STREAM, PER_THREAD_STREAM) or (own is not None and not own.leaving):
                     self.handle.driver.stream_synchronize(handle)
 
-    # -- for streams and events (`StreamServices`) -----------------------------------------------------------------------
-
-    def order(self, later: int, earlier: int) -> None:
-        """Make one stream's later work wait for what is on another now; by handle."""
-        self.completions.order(later, earlier)
-
-    def poll(self) -> None:
-        """Let go of what completed copies kept."""
-        self.completions.poll()
-
-    def wait_complete(self, stream: Stream) -> None:
-        """Wait until the copies in flight on a stream have completed."""
-        self.completions.wait_complete([stream])
-
-    def is_busy(self, stream: Stream) -> bool:
-        """Whether a copy on the stream still keeps something alive."""
-        return self.completions.is_busy(stream)
+    # -- for streams (`StreamServices`) ----------------------------------------------------------------------------------
 
     def destroy_stream(self, owned: OwnedHandle) -> None:
         """Destroy or keep a stream of devmem's own; the object that had the handle does not tell it any more."""
         self._streams.pop(owned.handle, None)
         self.leases.destroy(owned)
-
-    def destroy_event(self, event: OwnedHandle) -> None:
-        """Destroy an event."""
-        self.completions.events.destroy(event)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
-from typing import Any, Protocol, TypeVar, cast
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,8 @@ from .copies import Where, fits, sides_of, uninitialised
 S = TypeVar("S")
 
 
-class Step(Protocol):
-    """A function that makes a view of a host array, and the same view of a device array."""
-
-    def __call__(self, array: Any, /) -> Any: ...
+#: A function that makes a view of a host array, and the same view of a device array.
+Step = Callable[[Any], Any]
 
 
 class SmartArray(Shaped, AsNumpy):

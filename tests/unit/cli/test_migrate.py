@@ -428,7 +428,7 @@ def test_looking_opens_no_device():
     script = """
 from devmem.cli.import_rewriter import rewrite
 rewrite(b"from numba import roc, cuda\\nroc.agents\\ncuda.gpus.lst\\ncuda.to_device\\nroc.hsa\\n@cuda.jit\\ndef f(): f.ptx\\n")
-from devmem._core.device.device import open_devices
+from devmem._core.device.opening import open_devices
 assert not open_devices()
 """
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)

@@ -6,7 +6,7 @@ import pytest
 from interrupts import interrupt
 
 import devmem as dm
-from devmem._core.device import device as device_module
+from devmem._core.device import opening
 from devmem.backends.host import hooks
 from devmem.backends.host.driver import HostDriver
 from devmem.backends.host.hooks import HostBackend
@@ -56,7 +56,7 @@ kept = []
 
 
 def is_watched(code):
-    return code.co_filename in (device_module.__file__, hooks.__file__) or code is HostDriver.close.__code__
+    return code.co_filename in (opening.__file__, hooks.__file__) or code is HostDriver.close.__code__
 
 
 @pytest.mark.parametrize("action", [interrupt, open_and_keep, lambda: (open_and_keep(), dm.reset(), open_and_keep())])

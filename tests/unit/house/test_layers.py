@@ -149,7 +149,7 @@ RULES: Mapping[str, Rule] = {
     "devmem.cli.relevant_statements": rule("cli.migration_rules cli.import_bindings"),
     "devmem.cli.migration_rules": rule("compat kernels"),
     # Found by its own name: every process of a simulated command has it before the program, and so without devmem.
-    "devmem.simulate": rule("devmem _core.device.device cli.execution", "devmem_redirect"),
+    "devmem.simulate": rule("devmem _core.device.opening cli.execution", "devmem_redirect"),
     "devmem.simulate.startup": rule("", "devmem_redirect", lazily="numba"),
     # The suites are numpy users, as any user of devmem is; hypothesis only where a plugin author asks for it.
     "devmem.testing": rule("devmem api spi toolkit errors memory simulate", "numpy pytest hypothesis"),

@@ -548,7 +548,7 @@ def test_an_import_opens_nothing(python):
 import sys
 before = set(sys.modules)  # a .pth file may have brought in something
 from devmem.compat import numba_roc as roc
-from devmem._core.device.device import open_devices
+from devmem._core.device.opening import open_devices
 assert not open_devices()
 assert not {"numba", "cuda", "hip", "rocm"} & {name.split(".")[0] for name in set(sys.modules) - before}
 assert set(roc.__all__) <= set(dir(roc)) | {"agents"}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem._core.device import device as opening
+from devmem._core.device import opening
 from devmem._core.ordering.completions import leaked
 from devmem.memory import DriverMemory
 from devmem.testing import hold

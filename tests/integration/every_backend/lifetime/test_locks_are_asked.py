@@ -53,7 +53,7 @@ OUTER = {file for rank, file in ROWS if rank != "LEAF"}
 NOT_ASKED = {
     "_core/base/scopes.py": "taken where there is no GIL",
     "_core/bulk/files/disk.py": "taken where the system has no pread",
-    "_core/device/device.py": "taken as a device is opened, before all verbs",
+    "_core/device/opening.py": "taken as a device is opened, before all verbs",
     "_core/telemetry/trace.py": "taken where DEVMEM_TRACE names a file",
     "_core/interop/ipc.py": "taken as a block of another process's pool is opened and let go of",
     "_core/interop/sharing.py": "taken for the first handle; should a handler make a second listener, both answer",
