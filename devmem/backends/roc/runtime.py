@@ -144,13 +144,10 @@ def _choose(wanted: str, library: Library) -> Runtime:
             f"something else; install ROCm 5 or newer, or set DEVMEM_ROC_LIBRARY"
         )
     passed_over: list[str] = []
-    for name in [each for each in SERIES if installed(each)] if wanted == "auto" else {wanted} & SERIES.keys():
+    for name in filter(installed, SERIES) if wanted == "auto" else {wanted} & SERIES.keys():
         try:
             return _through(name, library, "; ".join(passed_over))
-        except (
-            ImportError,
-            RuntimeError,
-        ) as error:  # BackendUnavailable is one; a binding that cannot load raises the other
+        except (ImportError, RuntimeError) as error:  # a binding that cannot load the library raises RuntimeError
             if wanted != "auto":
                 raise BackendUnavailable(f"DEVMEM_ROC_PROVIDER={wanted}: {error}") from error
             passed_over.append(str(error))

@@ -320,7 +320,7 @@ said = back.raw.decode()
         assert fresh(script, name, DEVMEM_EMULATOR_ROCM=version) == "ab" * 8
 
 
-@pytest.mark.parametrize("name", [each for each in PROVIDERS if each != "ctypes"])
+@pytest.mark.parametrize("name", PROVIDERS[:-1])
 def test_3_13_a_missing_symbol_is_unsupported(name: str) -> None:
     script = """
 driver = backend.open(0)
@@ -337,7 +337,7 @@ else:
     assert {"hipFreeAsync", "hipGetDevicePropertiesR0600"} <= set(lacking) and arch == ""
 
 
-@pytest.mark.parametrize("name", [each for each in PROVIDERS if each != "ctypes"])
+@pytest.mark.parametrize("name", PROVIDERS[:-1])
 def test_3_14_where_a_binding_looks_for_the_library(name: str) -> None:
     """Two private places, one of each series. Where they have changed, ctypes serves, and `devmem info` says why."""
     script = f"""
@@ -355,6 +355,22 @@ said = driver.info.facts["provider"], driver.info.facts["notes"]
 """
     provider, why = fresh(script)
     assert provider.startswith("ctypes") and "cannot be pointed at" in why
+
+
+@pytest.mark.parametrize("name", PROVIDERS[:-1])
+def test_3_14_a_binding_that_cannot_load_the_library_is_passed_over(name: str) -> None:
+    script = f"""
+import importlib
+from devmem.backends.roc.binding import SERIES
+def fails(*arguments):
+    raise RuntimeError("Failed to dlopen it")
+importlib.import_module(SERIES[{name!r}].functions).hipGetDeviceCount = fails
+backend.configure({{"provider": "auto"}})
+facts = backend.open(0).info.facts
+said = facts["provider"], facts["provider_passed_over"]
+"""
+    provider, why = fresh(script)
+    assert provider.startswith("ctypes") and why == "Failed to dlopen it"
 
 
 @pytest.mark.parametrize("name", PROVIDERS)
