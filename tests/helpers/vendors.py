@@ -236,18 +236,13 @@ class Roc:
         self.library.hipGetLastError()
 
     def patch_give_back(self, patch: pytest.MonkeyPatch) -> None:
-        providers = importlib.import_module("devmem.backends.roc.providers")
-        for provider in (providers.HipPython, providers.CtypesCalls):
-            patch.setattr(provider, "bind", self._anyway(provider.bind))
+        runtime = importlib.import_module("devmem.backends.roc.calls").Runtime
+        patch.setattr(runtime, "bind", self._anyway(runtime.bind))
 
     def _anyway(self, bind: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(provider: Any, function: str, fail: Any, *more: Any) -> Any:
-            made = bind(provider, function, fail, *more)
-            if function not in self.give_back or hasattr(made, "anyway"):  # one provider may have asked the other
-                return made
-            anyway = raises_anyway(made)
-            anyway.anyway = True  # type: ignore[attr-defined]
-            return anyway
+        def wrapper(runtime: Any, function: str, fail: Any, recorded: bool = False) -> Any:
+            made = bind(runtime, function, fail, recorded)
+            return raises_anyway(made) if function in self.give_back else made
 
         return wrapper
 

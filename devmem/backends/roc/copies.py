@@ -10,8 +10,8 @@ from ...spi.types import Box, CopyKind
 from ...toolkit.driver_parts import DriverState, Part
 from ...toolkit.streams import Streams
 from ...toolkit.vendor_functions import NOT_SUPPORTED
+from .calls import Runtime
 from .functions import PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED
-from .providers import Provider
 
 _D2D = CopyKind.D2D
 _KINDS = {CopyKind.H2D: 1, CopyKind.D2H: 2, CopyKind.D2D: 3}
@@ -41,14 +41,14 @@ class Copies(Part):
     """
 
     def __init__(
-        self, state: DriverState, streams: Streams, provider: Provider, is_page_locked: Callable[[int], bool]
+        self, state: DriverState, streams: Streams, found: Runtime, is_page_locked: Callable[[int], bool]
     ) -> None:
         super().__init__(state)
         self._is_page_locked = is_page_locked
         self._synchronize = streams.stream_synchronize
-        self._can_enable_access = provider.has("hipDeviceEnablePeerAccess")
+        self._can_enable_access = found.has("hipDeviceEnablePeerAccess")
         self._peers = {state.ordinal}  # access to their memory is enabled, or cannot be
-        self.kinds = {kind: provider.member("hipMemcpyKind", number) for kind, number in _KINDS.items()}
+        self.kinds = {kind: found.direction(number) for kind, number in _KINDS.items()}
 
     def copy(self, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
         on = self._streams[stream]

@@ -19,12 +19,11 @@ from ...toolkit.memory import POSIX_FILE, READ_AND_WRITE, ForeignMemory, MemoryP
 from ...toolkit.module_loader import ModuleLoader
 from ...toolkit.streams import WORD_BYTES, Events, StreamHolds, Streams
 from ...toolkit.vendor_functions import RelaxedCapture
+from .calls import Runtime
 from .copies import Copies
-from .functions import POOL_SHARING, POOLS
+from .functions import POOL_SHARING, POOLS, IpcHandle
 from .info import device_info
 from .memory import ACCESS, COHERENT, POINTER, Memory, page_locked, pool_is_sound
-from .providers import IpcHandle
-from .runtime import Runtime
 from .table import FUNCTIONS, table_of
 
 #: Flags of events, all with hipEventReleaseToSystem: what the host finds complete it can read, in memory of either coherence.
@@ -64,8 +63,8 @@ class RocDriver(ComposedDriver):
     def __init__(
         self, found: Runtime, ordinal: int, stream_ordered: bool = False, cuda_array_interface: bool = False
     ) -> None:
-        self.found, self.provider = found, found.provider
-        errors, has = found.errors(), found.provider.has
+        self.found = found
+        errors, has = found.errors(), found.has
         functions = found.functions(errors)
         state = DriverState(
             ordinal,
@@ -79,11 +78,11 @@ class RocDriver(ComposedDriver):
         current, streams = CurrentOrdinal(state), Streams(state, synchronizes_before_destroy=True)
         self.pool = MemoryPool(
             state,
-            partial(found.provider.member, "hipMemPoolAttr"),
+            int,
             lambda nbytes: ctypes.byref(ctypes.c_uint64(nbytes)),
         )
-        self.memory, self.kernels = Memory(state, self.pool, found.provider), _kernel_loader(state)
-        self.copies = Copies(state, streams, found.provider, self.memory.is_page_locked)
+        self.memory, self.kernels = Memory(state, self.pool, found), _kernel_loader(state)
+        self.copies = Copies(state, streams, found, self.memory.is_page_locked)
         self.graphs = Graphs(state, self)
         self.holds = StreamHolds(
             state,

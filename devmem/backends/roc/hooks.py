@@ -59,10 +59,10 @@ class RocBackend:
 
     def open(self, ordinal: int) -> Driver:
         from .driver import RocDriver
-        from .runtime import runtime
+        from .runtime import runtime, warn_of_copies
 
         found = runtime(**self._where)
-        found.warn_of_copies()
+        warn_of_copies(found.library)
         return cast("Driver", RocDriver(found, ordinal, **self._choices))
 
 

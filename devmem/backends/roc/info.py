@@ -14,8 +14,10 @@ from ...spi.types import Capability, DeviceInfo, Exchange
 from ...toolkit.driver_parts import coherence, memory_kinds, text, typed_facts
 from ...toolkit.numa import own_node
 from ...toolkit.vendor_functions import INVALID_VALUE, VendorFunctions
+from .binding import UPGRADE
+from .calls import Runtime
 from .functions import TEXT_BYTES, VIRTUAL
-from .runtime import UPGRADE, Runtime, hidden_devices, versioned_only
+from .runtime import hidden_devices, versioned_only
 
 #: Device attributes, by their numbers: those that count something; all others are yes or no.
 _COUNTS = {
@@ -93,9 +95,7 @@ def device_info(found: Runtime, functions: VendorFunctions, ordinal: int, array_
 
     def attribute(number: int, otherwise: int = 0) -> int:
         try:
-            return int(functions.DeviceGetAttribute(found.provider.member("hipDeviceAttribute_t", number), ordinal))
-        except ValueError:  # a binding without that number
-            return otherwise
+            return int(functions.DeviceGetAttribute(number, ordinal))
         except BackendError as error:  # a runtime without it
             if error.code != INVALID_VALUE:
                 raise
@@ -115,7 +115,7 @@ def device_info(found: Runtime, functions: VendorFunctions, ordinal: int, array_
         arch=arch,
         warp_size=attribute(_WARP_SIZE) or 64,
         pci_id=pci_id,
-        memory_kinds=memory_kinds(facts, managed=found.provider.has("hipMallocManaged")),
+        memory_kinds=memory_kinds(facts, managed=found.has("hipMallocManaged")),
         capabilities=_capabilities(found, facts),
         stream_priorities=(max(least, greatest), min(least, greatest)),
         facts=MappingProxyType(
@@ -137,9 +137,9 @@ def _circumstances(found: Runtime, hip_version: int, features: str, node: int) -
     sdma = os.environ.get("HSA_ENABLE_SDMA", "1") != "0"
     library = found.library
     notes = [hidden_devices(), found.passed_over]
-    provider = found.provider.version
+    provider = found.version
     remarks = [f"HIP is called in {library.path} ({library.how}), through {provider}", versioned_only(library), placed]
-    if found.provider.holds_gil:
+    if found.holds_gil:
         notes.append(f"{provider} holds the GIL, so calls that can wait are made through ctypes: {UPGRADE}")
     if not sdma:
         notes.append("HSA_ENABLE_SDMA=0: copies compete with kernels; unset it, unless it is there to cure a fault")
@@ -151,7 +151,7 @@ def _circumstances(found: Runtime, hip_version: int, features: str, node: int) -
         "found_by": library.how,
         "provider": provider,
         "provider_passed_over": found.passed_over,
-        "holds_gil": found.provider.holds_gil,
+        "holds_gil": found.holds_gil,
         "sdma": sdma,
         "pinned_node": pinned_node,
         "notes": "; ".join(filter(None, notes)),
@@ -166,20 +166,20 @@ def _capabilities(found: Runtime, facts: dict[str, int]) -> frozenset[Capability
         Capability.MAPPED: facts["can_map_host_memory"],
         Capability.VIRTUAL: facts["virtual_memory"],
     }
-    has = found.provider.has
+    has = found.has
     return frozenset(each for each, needs in _NEEDS.items() if all(map(has, needs)) and conditions.get(each, True))
 
 
 def _arch(found: Runtime, functions: VendorFunctions, ordinal: int) -> str:
     """Such as gfx90a:sramecc+:xnack-; empty where the runtime is too old to have the properties in the form that is known."""
-    if not found.provider.has("hipGetDevicePropertiesR0600"):
+    if not found.has("hipGetDevicePropertiesR0600"):
         return ""
     return text(functions.GetDevicePropertiesR0600(ordinal)[_ARCH_AT])
 
 
 def _uuid(found: Runtime, functions: VendorFunctions, ordinal: int, pci_id: str) -> str:
     """Return the name that ROCR_VISIBLE_DEVICES takes for a device; its slot if it has no number of its own."""
-    raw: Any = functions.DeviceGetUuid(ordinal) if found.provider.has("hipDeviceGetUuid") else bytes(16)
+    raw: Any = functions.DeviceGetUuid(ordinal) if found.has("hipDeviceGetUuid") else bytes(16)
     if raw.startswith((b"XX", b"\0\0")):
         return f"PCI-{pci_id}"
     return f"GPU-{raw.decode()}" if raw.isalnum() else str(uuid.UUID(bytes=raw))

@@ -24,8 +24,8 @@ from ...toolkit.numa import has_policy, online_nodes
 from ...toolkit.ranges import RangeTable
 from ...toolkit.vendor_functions import INVALID_VALUE, NOT_SUPPORTED
 from ...toolkit.virtual import FABRIC, VirtualMemory
+from .calls import Runtime
 from .functions import ALREADY_REGISTERED, NOT_REGISTERED
-from .providers import Provider
 
 ATTACH_GLOBAL, ATTACH_HOST = 1, 2
 PORTABLE, MAPPED, WRITE_COMBINED, NUMA_USER, COHERENT, NON_COHERENT = 1, 2, 4, 0x2000_0000, 0x4000_0000, 0x8000_0000
@@ -53,17 +53,17 @@ class _Unknown(Exception):
 class Memory(VirtualMemory):
     """Device, virtual, page-locked, mapped and managed memory; the tables hold the addresses of live blocks."""
 
-    def __init__(self, state: DriverState, pool: MemoryPool, provider: Provider) -> None:
+    def __init__(self, state: DriverState, pool: MemoryPool, found: Runtime) -> None:
         super().__init__(state)
         self._pool = pool
-        self._provider = provider
+        self._has = found.has
         self.blocks, self.managed_blocks, self.host_blocks = self.table(), self.table(), self.table()
         self.registered = self.table()
         #: What comes from the pool, which checks it.
         self.pooled = self.table()
         ask = "hipPointerGetAttributes"
         self._several_nodes = len(online_nodes()) > 1
-        self._ask = provider.bind(ask, self._raise_unknown) if provider.has(ask) else None
+        self._ask = found.bind(ask, self._raise_unknown) if found.has(ask) else None
 
     def alloc(
         self, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE, flags: AllocFlags = AllocFlags.NONE
@@ -192,8 +192,7 @@ class Memory(VirtualMemory):
         self._functions.MemPrefetchAsync(ptr, nbytes, HOST if to_host else self._ordinal, self._streams[stream])
 
     def advise(self, ptr: int, nbytes: int, advice: str, to_host: bool) -> None:
-        word: Any = self._provider.member("hipMemoryAdvise", 1 + ADVICE.index(advice))
-        self._functions.MemAdvise(ptr, nbytes, word, HOST if to_host else self._ordinal)
+        self._functions.MemAdvise(ptr, nbytes, 1 + ADVICE.index(advice), HOST if to_host else self._ordinal)
 
     def prefetch_to(self, ptrs: Sequence[int], sizes: Sequence[int], to: Place, stream: int, *, discard: bool) -> None:
         if discard:
@@ -216,7 +215,7 @@ class Memory(VirtualMemory):
         self, call: str, ptrs: Sequence[int], sizes: Sequence[int], stream: int, to: Place | None = None
     ) -> None:
         """Make a call for several ranges of managed memory, which AMD has as beta; with ``to``, for all of them."""
-        if not self._provider.has(f"hip{call}"):
+        if not self._has(f"hip{call}"):
             raise UnsupportedError(f"this HIP runtime has no hip{call}, which ROCm 10 has")
         lists = [(ctypes.c_size_t * len(each))(*each) for each in (ptrs, sizes)]
         place, first = ctypes.c_uint64(0 if to is None else _location(to)), ctypes.c_size_t(0)
@@ -232,8 +231,7 @@ class Memory(VirtualMemory):
     def advise_for(self, ptr: int, nbytes: int, advice: str, to: Place) -> None:
         number, node = 1 + ADVICE.index(advice), self._node(to, "hipMemAdvise_v2")
         if node is None:
-            word: Any = self._provider.member("hipMemoryAdvise", number)
-            self._functions.MemAdvise(ptr, nbytes, word, HOST if to.kind is PlaceKind.HOST else to.number)
+            self._functions.MemAdvise(ptr, nbytes, number, HOST if to.kind is PlaceKind.HOST else to.number)
         else:
             self._functions.MemAdvise_v2(ptr, nbytes, number, node)
 
@@ -241,7 +239,7 @@ class Memory(VirtualMemory):
         """A NUMA node as a hipMemLocation by value; None for other places."""
         if to.kind is not PlaceKind.NUMA_NODE:
             return None
-        if not self._provider.has(call):
+        if not self._has(call):
             raise UnsupportedError(f"this HIP runtime has no {call}, which takes a NUMA node: name the host as a whole")
         return _location(to)
 

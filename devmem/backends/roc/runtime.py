@@ -1,22 +1,21 @@
-"""The HIP runtime: finding it, checking that it can be used and through what, and decoding its errors."""
+"""The HIP runtime: finding it, and checking that it can be used and through what."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from ...spi.errors import BackendError, BackendUnavailable, DevmemWarning, UnsupportedError
+from ...spi.errors import BackendUnavailable, DevmemWarning
 from ...toolkit import libraries
 from ...toolkit.libraries import Library, LibraryMissing
 from ...toolkit.locks import Rank, lock
-from ...toolkit.vendor_functions import StatusErrors, VendorFunctions
-from .functions import INSUFFICIENT_DRIVER, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, REQUIRED, STICKY
-from .providers import CtypesCalls, HipPython, Provider, installed
+from .binding import SERIES, Binding, installed
+from .calls import Runtime
+from .functions import INSUFFICIENT_DRIVER, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, REQUIRED
 
 NAME = "libamdhip64.so"
 #: The unversioned name comes with development packages only.
@@ -26,10 +25,6 @@ DEFAULT_ROOT = "/opt/rocm"
 ROCM_SDK = "rocm_sdk"
 #: The HIP runtimes in this process.
 mapped = partial(libraries.mapped, NAME)
-#: In the order in which they are tried.
-PROVIDERS = ("rocm", "hip", "ctypes")
-UPGRADE = "pip install 'devmem-arrays[rocm]'"
-_INSTALL = {"rocm": UPGRADE, "hip": "pip install 'hip-python>=7,<8'"}
 
 #: Kept also where it was of no use: it cannot be unloaded, and would be found as one that another library has loaded.
 _libraries: dict[str, Library] = {}
@@ -37,52 +32,6 @@ _found: dict[tuple[str, str], Runtime] = {}
 _lock = lock("HIP runtime", Rank.WITHIN_DRIVER)
 #: Whether a parent of this process had called the runtime when it forked: AMD calls the state that is left undefined.
 _inherited = False
-
-
-class Runtime:
-    """The library, and the provider that it is called through; ``passed_over``: why a provider before it is not used."""
-
-    def __init__(self, library: Library, provider: Provider, passed_over: str) -> None:
-        self.library = library
-        self.provider = provider
-        self.passed_over = passed_over
-        self._clear = provider.bind("hipGetLastError", lambda *_: None)
-
-    def errors(self) -> StatusErrors:
-        """The errors of a device; other libraries that ask for the last error do not find devmem's."""
-        return StatusErrors("roc", self.provider.describe, STICKY, self._clear)
-
-    def functions(self, errors: StatusErrors) -> VendorFunctions:
-        """The runtime's functions, which raise by ``errors``."""
-
-        def bind(name: str, recorded: bool = False) -> Callable[..., Any]:
-            if not self.provider.has(name):
-                raise UnsupportedError(f"this HIP runtime has no {name}: it needs a newer ROCm")
-            return self.provider.bind(name, errors.fail, recorded)
-
-        return VendorFunctions("hip", bind, partial(bind, recorded=True))
-
-    def count(self) -> int:
-        """The number of devices."""
-        return int(self.functions(self.errors()).GetDeviceCount())
-
-    def probe(self) -> tuple[int, int]:
-        """(devices, 0), or (0, status) where even that cannot be asked."""
-        try:
-            return self.count(), 0
-        except BackendError as error:
-            return 0, error.code
-
-    def warn_of_copies(self) -> None:
-        """Warn if the process has two runtimes: memory of one is ordinary host memory to the other."""
-        copies = list(mapped())
-        if len(copies) > 1:
-            warnings.warn(
-                f"{len(copies)} HIP runtimes are loaded in this process ({', '.join(copies)}), which do not know each other's "
-                f"memory: devmem uses {self.library.path}; import the other library first, or set DEVMEM_ROC_LIBRARY to its",
-                DevmemWarning,
-                stacklevel=3,
-            )
 
 
 def reason(provider: str = "auto", library: str = "") -> str | None:
@@ -103,7 +52,7 @@ def reason(provider: str = "auto", library: str = "") -> str | None:
         "process was not forked from one that used HIP",
         INSUFFICIENT_DRIVER: "the amdgpu driver is too old for it: update the driver, or use an older ROCm",
     }
-    said = sentences.get(code) or f"hipGetDeviceCount failed with {found.provider.describe(code)[0]} ({code})"
+    said = sentences.get(code) or f"hipGetDeviceCount failed with {found.describe(code)[0]} ({code})"
     hidden = "" if code in (NOT_INITIALIZED, INSUFFICIENT_DRIVER) else hidden_devices()
     there = f"the HIP runtime {found.library.path} is there, but {said}"
     return "; ".join(filter(None, (there, hidden, versioned_only(found.library))))
@@ -119,6 +68,18 @@ def runtime(provider: str = "auto", library: str = "") -> Runtime:
         if (provider, library) not in _found:
             _found[provider, library] = _choose(provider, _libraries[library])
         return _found[provider, library]
+
+
+def warn_of_copies(library: Library) -> None:
+    """Warn if the process has two runtimes: memory of one is ordinary host memory to the other."""
+    copies = list(mapped())
+    if len(copies) > 1:
+        warnings.warn(
+            f"{len(copies)} HIP runtimes are loaded in this process ({', '.join(copies)}), which do not know each other's "
+            f"memory: devmem uses {library.path}; import the other library first, or set DEVMEM_ROC_LIBRARY to its",
+            DevmemWarning,
+            stacklevel=3,
+        )
 
 
 def hidden_devices() -> str:
@@ -183,29 +144,23 @@ def _choose(wanted: str, library: Library) -> Runtime:
             f"something else; install ROCm 5 or newer, or set DEVMEM_ROC_LIBRARY"
         )
     passed_over: list[str] = []
-    for name in PROVIDERS if wanted == "auto" else (wanted,):
+    for name in filter(installed, SERIES) if wanted == "auto" else {wanted} & SERIES.keys():
         try:
             return _through(name, library, "; ".join(passed_over))
-        except ImportError as error:  # BackendUnavailable is one
+        except (ImportError, RuntimeError) as error:  # a binding that cannot load the library raises RuntimeError
             if wanted != "auto":
                 raise BackendUnavailable(f"DEVMEM_ROC_PROVIDER={wanted}: {error}") from error
-            passed_over += [str(error)] if installed(name) else []
-    raise AssertionError("ctypes is always there")
+            passed_over.append(str(error))
+    return Runtime(library, passed_over="; ".join(passed_over))
 
 
 def _through(name: str, library: Library, passed_over: str) -> Runtime:
-    if name == "ctypes":
-        return Runtime(library, CtypesCalls(library), passed_over)
-    if not installed(name):
-        raise ImportError(f"hip-python of that series is not installed: {_INSTALL[name]}")
     before = set(mapped())
-    found = Runtime(library, HipPython(name, library), passed_over)
+    found = Runtime(library, Binding(name, library.path), passed_over)
     found.probe()  # the first call: now the binding loads what it will keep
     strange = set(mapped()) - before
     if strange:
-        raise BackendUnavailable(
-            f"{found.provider.version} loaded {', '.join(strange)} although {library.path} was there"
-        )
+        raise BackendUnavailable(f"{found.version} loaded {', '.join(strange)} although {library.path} was there")
     return found
 
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from devmem.backends.roc.binding import installed
 from devmem.backends.roc.hooks import RocBackend
-from devmem.backends.roc.providers import installed
 from devmem.spi.driver import Backend
 from devmem.testing import DriverTests
 

@@ -148,8 +148,7 @@ def test_the_provider_that_was_asked_for_is_the_one_that_asks(provider: str) -> 
     source = f"""
 from devmem.backends.roc.runtime import runtime
 found = runtime({provider!r})
-print(found.provider.name)
-assert found.provider.library.path.endswith(found.library.path)
+print(found.provider)
 """
     assert python(world(), source) == f"{provider}\n"
 

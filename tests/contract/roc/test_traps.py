@@ -23,10 +23,10 @@ import numpy as np
 import pytest
 from waits import patience
 
+from devmem.backends.roc.binding import SERIES, Binding, installed
 from devmem.backends.roc.copies import MOST_IN_BATCH
 from devmem.backends.roc.functions import FUNCTIONS
 from devmem.backends.roc.hooks import RocBackend
-from devmem.backends.roc.providers import installed
 from devmem.spi.errors import BackendError, DevmemWarning, OutOfMemory, UnsupportedError
 from devmem.spi.types import (
     LEGACY_STREAM,
@@ -44,7 +44,7 @@ from tests.helpers.memory_policy import MemoryPolicy
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = mmap.PAGESIZE
-PROVIDERS = [*(name for name in ("rocm", "hip") if installed(name)), "ctypes"]
+PROVIDERS = [*filter(installed, SERIES), "ctypes"]
 
 _reason = RocBackend().unavailable()
 pytestmark = [
@@ -211,9 +211,9 @@ def test_3_9_text_is_text(driver: Any) -> None:
     info = driver.info
     assert all(type(each) is str and each for each in (info.name, info.uuid, info.pci_id, info.arch))
     assert info.arch == "gfx90a" and info.facts["features"] == "sramecc+:xnack-"
-    name, sentence = driver.provider.describe(2)
+    name, sentence = driver.found.describe(2)
     assert name == "hipErrorOutOfMemory" and "memory" in sentence
-    assert all(driver.provider.describe(4242))
+    assert all(driver.found.describe(4242))
 
 
 def test_3_10_ipc_handles_are_bytes(driver: Any) -> None:
@@ -265,8 +265,33 @@ def test_3_12_all_providers_say_the_same() -> None:
 
 
 def test_3_12_every_function_of_the_table_is_there(driver: Any) -> None:
-    lacking = {name for name in FUNCTIONS if not driver.provider.has(name)}
-    assert not lacking, "one of the table's names is none of the runtime's or the binding's"
+    lacking = {name for name in FUNCTIONS if not driver.found.has(name)}
+    assert not lacking, "one of the table's names is none of the runtime's"
+
+
+@pytest.mark.parametrize("name", PROVIDERS[:-1])
+def test_3_12_a_binding_has_what_the_table_takes_from_it(name: str) -> None:
+    """And the way of each function is the table's: through the binding, or through ctypes."""
+    binding = Binding(name, backend_of(name).open(0).found.library.path)
+    taken = {function for function in FUNCTIONS if binding.bind(function, pytest.fail)}
+    waiting = {function for function, spec in FUNCTIONS.items() if "!" in spec and binding.holds_gil}
+    assert taken == {function for function, spec in FUNCTIONS.items() if "+" in spec} - waiting
+    assert len(taken) > 20
+
+
+@pytest.mark.parametrize("function", ["hipMemGetInfo", "hipStreamQuery"])
+@pytest.mark.parametrize("name", PROVIDERS[:-1])
+def test_3_12_what_a_binding_lacks_is_called_through_ctypes(name: str, function: str) -> None:
+    script = f"""
+import importlib
+from devmem.backends.roc.binding import SERIES
+delattr(importlib.import_module(SERIES[{name!r}].functions), {function!r})
+driver = backend.open(0)
+assert driver.found.provider == {name!r}
+free, total = driver.memory_info()
+said = 0 < free <= total and driver.stream_query(LEGACY_STREAM)
+"""
+    assert fresh(script, name) is True
 
 
 @pytest.mark.parametrize("version", ["7.0", "7.2", "10.0"])
@@ -295,14 +320,14 @@ said = back.raw.decode()
         assert fresh(script, name, DEVMEM_EMULATOR_ROCM=version) == "ab" * 8
 
 
-@pytest.mark.parametrize("name", [each for each in PROVIDERS if each != "ctypes"])
+@pytest.mark.parametrize("name", PROVIDERS[:-1])
 def test_3_13_a_missing_symbol_is_unsupported(name: str) -> None:
     script = """
 driver = backend.open(0)
 from devmem.backends.roc.functions import OPTIONAL
-said = [each for each in OPTIONAL if not driver.provider.has(each)], driver.info.arch
+said = [each for each in OPTIONAL if not driver.found.has(each)], driver.info.arch
 try:
-    driver.provider.bind("hipFreeAsync", driver.state.errors.fail)(1, 1)
+    driver.found.bind("hipFreeAsync", driver.state.errors.fail)(1, 1)
 except UnsupportedError as error:
     assert "hipFreeAsync" in str(error) and "newer ROCm" in str(error)
 else:
@@ -312,7 +337,7 @@ else:
     assert {"hipFreeAsync", "hipGetDevicePropertiesR0600"} <= set(lacking) and arch == ""
 
 
-@pytest.mark.parametrize("name", [each for each in PROVIDERS if each != "ctypes"])
+@pytest.mark.parametrize("name", PROVIDERS[:-1])
 def test_3_14_where_a_binding_looks_for_the_library(name: str) -> None:
     """Two private places, one of each series. Where they have changed, ctypes serves, and `devmem info` says why."""
     script = f"""
@@ -330,6 +355,22 @@ said = driver.info.facts["provider"], driver.info.facts["notes"]
 """
     provider, why = fresh(script)
     assert provider.startswith("ctypes") and "cannot be pointed at" in why
+
+
+@pytest.mark.parametrize("name", PROVIDERS[:-1])
+def test_3_14_a_binding_that_cannot_load_the_library_is_passed_over(name: str) -> None:
+    script = f"""
+import importlib
+from devmem.backends.roc.binding import SERIES
+def fails(*arguments):
+    raise RuntimeError("Failed to dlopen it")
+importlib.import_module(SERIES[{name!r}].functions).hipGetDeviceCount = fails
+backend.configure({{"provider": "auto"}})
+facts = backend.open(0).info.facts
+said = facts["provider"], facts["provider_passed_over"]
+"""
+    provider, why = fresh(script)
+    assert provider.startswith("ctypes") and why == "Failed to dlopen it"
 
 
 @pytest.mark.parametrize("name", PROVIDERS)

@@ -38,7 +38,7 @@ found = {{"reason": reason}}
 if reason is None or "lacks" not in reason and "found" not in reason and "is no file" not in reason and "loaded:" not in reason:
     from devmem.backends.roc.runtime import mapped, runtime
     at = runtime({options!r}.get("provider", "auto"), {options!r}.get("library", ""))
-    found |= dict(path=at.library.path, how=at.library.how, provider=at.provider.name, mapped=list(mapped()))
+    found |= dict(path=at.library.path, how=at.library.how, provider=at.provider, mapped=list(mapped()))
 print(json.dumps(found))
 """
 
@@ -188,10 +188,10 @@ def test_two_copies_are_told_of_when_a_device_is_opened(make: Callable[..., Path
 import ctypes, warnings
 for path in {paths!r}:
     ctypes.CDLL(path)
-from devmem.backends.roc.runtime import runtime
+from devmem.backends.roc.runtime import runtime, warn_of_copies
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
-    runtime("ctypes").warn_of_copies()
+    warn_of_copies(runtime("ctypes").library)
 (one,) = said
 assert all(path in str(one.message) for path in {paths!r}), one.message
 assert "2 HIP runtimes" in str(one.message) and one.category.__name__ == "DevmemWarning"
