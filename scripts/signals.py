@@ -36,7 +36,7 @@ from typing import Any
 from soak_verbs import ENVIRONMENT, VERBS, Things, draw
 
 import devmem as dm
-from devmem._core.device.device import open_devices
+from devmem._core.device.opening import open_devices
 from devmem.backends.host.driver import _open_drivers
 from devmem.testing import emulator
 
