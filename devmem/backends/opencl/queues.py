@@ -19,9 +19,9 @@ import pyopencl as cl
 from ...spi.errors import DeviceLost
 from ...toolkit.deferred_errors import fresh_copy
 from ...toolkit.handles import Handles
+from ...toolkit.host_calls import HostCall, Worker, finish, still_of_use, tell
 from ...toolkit.host_functions import this_thread
 from ...toolkit.locks import Rank, lock
-from .host_calls import HostCall, Worker, finish, still_of_use, tell
 from .runtime import CODE, LOST, LOST_IN_WAIT, checked, is_done, refuse, refuse_handle
 
 #: What enqueues a command on a queue that it is given, and returns its event.
@@ -212,22 +212,31 @@ class Queues:
         with checked("clCreateUserEvent"):
             return cl.UserEvent(self.context)
 
-    def launch(self, queue: Queue, call: HostCall, before: Sequence[Enqueue], behind: Sequence[Enqueue]) -> None:
+    def launch(
+        self,
+        queue: Queue,
+        function: Callable[[Sequence[int]], None],
+        places: Sequence[int],
+        before: Sequence[Enqueue],
+        behind: Sequence[Enqueue],
+    ) -> None:
         """Enqueue a host function between some commands."""
         tell(queue.calls)
         if queue.records:
             return
+        latch = self.latch()
+        call = HostCall(function, places, partial(latch.set_status, cl.command_execution_status.COMPLETE))
         queue.worker.begin()
         with self._lock:
             try:
                 ready, _ = self.enqueue(queue, "clEnqueueMarkerWithWaitList", *before, cl.enqueue_marker)
-                until = partial(cl.enqueue_barrier, wait_for=[call.latch])
+                until = partial(cl.enqueue_barrier, wait_for=[latch])
                 self.enqueue(queue, "clEnqueueBarrierWithWaitList", until, *behind)
             except BaseException:
-                call.latch.set_status(cl.command_execution_status.COMPLETE)
+                call.go_on()
                 raise
             queue.calls = [*queue.calls, call]
-            queue.worker.waiting.put((ready, call))
+            queue.worker.waiting.put((ready.wait, call))
 
     def end(self) -> None:
         """Let everything run to its end."""

@@ -15,7 +15,6 @@ import pyopencl as cl
 from pyopencl import _cl
 
 from ...spi.types import Box, CopyKind
-from .host_calls import HostCall
 from .memory import Memory
 from .queues import Queue, Queues
 from .runtime import CODE, at, checked, refuse
@@ -75,10 +74,9 @@ class Work:
         for ptr, nbytes in ranges:
             self._memory.side("launch_host_function", ptr, nbytes)
         mapped = [at(start, stop - start) for start, stop in _merged(ranges)]
-        call = HostCall(function, [ptr for ptr, _ in ranges], self._queues.latch())
         maps = [partial(_cl._enqueue_svm_map, is_blocking=False, flags=READ_AND_WRITE, svm=each) for each in mapped]
         unmaps = [partial(_cl._enqueue_svm_unmap, svm=each) for each in mapped]
-        self._queues.launch(queue, call, maps, unmaps)
+        self._queues.launch(queue, function, [ptr for ptr, _ in ranges], maps, unmaps)
 
     def _bytes(self, call: str, dst: int, src: int, nbytes: int, kind: CopyKind, blocking: bool) -> Command:
         if nbytes <= 0:
