@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from queue import SimpleQueue
 
 from .host_functions import this_thread
@@ -38,7 +40,8 @@ class HostCall:
                 self.errors.append(error)
         finally:
             self._function = None  # and with it what it refers to
-            self.go_on()
+            with suppress(Exception):  # of a lost device, for whose streams nothing waits
+                self.go_on()
             self.done.set()
 
     def interrupt(self, error: BaseException) -> None:
@@ -60,18 +63,20 @@ class Worker:
         self.waiting: SimpleQueue[tuple[Callable[[], object], HostCall] | None] = SimpleQueue()
         self._begun = False
 
-    def begin(self) -> None:
-        """Start the thread, unless it runs."""
+    def begin(self, starting: AbstractContextManager[object]) -> None:
+        """Start the thread, unless it runs; under a lock that the caller does not hold, as another thread may make the first call."""
         if not self._begun:
-            run_apart(self._start)
+            run_apart(partial(self._start, starting))
 
     def end(self) -> None:
         """Let it end when it has made all calls."""
         self.waiting.put(None)
 
-    def _start(self) -> None:
-        threading.Thread(target=_work, args=(self.waiting,), name="devmem host functions", daemon=True).start()
-        self._begun = True
+    def _start(self, starting: AbstractContextManager[object]) -> None:
+        with starting:
+            if not self._begun:
+                threading.Thread(target=_work, args=(self.waiting,), name="devmem host functions", daemon=True).start()
+                self._begun = True
 
 
 def _work(waiting: SimpleQueue[tuple[Callable[[], object], HostCall] | None]) -> None:

@@ -20,7 +20,7 @@ from ...toolkit.driver_parts import ADVICE
 from ...toolkit.locks import Rank, lock
 from ...toolkit.ranges import RangeTable
 from .queues import Queues
-from .runtime import CODE, at, is_done, refuse
+from .runtime import CODE, at, checked, is_done, refuse
 
 READ_WRITE, FINE = cl.svm_mem_flags.READ_WRITE, cl.svm_mem_flags.SVM_FINE_GRAIN_BUFFER
 TO_HOST, UNDEFINED = cl.mem_migration_flags.HOST, cl.mem_migration_flags.CONTENT_UNDEFINED
@@ -46,7 +46,8 @@ class Block:
         if found is None:
             memory = (ctypes.c_ubyte * (self.stop - self.start)).from_address(self.start)
             flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
-            found = self._buffers[written] = cl.Buffer(self.owner.context, flags, hostbuf=memory)
+            with checked("clCreateBuffer"):
+                found = self._buffers[written] = cl.Buffer(self.owner.context, flags, hostbuf=memory)
         return found
 
 

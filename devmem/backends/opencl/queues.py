@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -85,12 +85,12 @@ class Queues:
         if queue.records:
             return self._done, []
         with self._lock:  # what is newest is the last in the queue, whatever other threads enqueue
-            try:
-                with self._calling(name):
+            with self._calling(name):
+                try:
                     for call in calls:
                         queue.newest = call(queue.on)
-            finally:
-                queue.on.flush()  # or a command of another queue might wait for it forever
+                finally:
+                    queue.on.flush()  # or a command of another queue might wait for it forever
             queue.calls = still_of_use(queue.calls)
             return queue.newest, queue.calls
 
@@ -152,8 +152,10 @@ class Queues:
             return stream
         if not isinstance(stream, cl.CommandQueue):
             raise TypeError(f"a stream of another library is a pyopencl.CommandQueue, not {stream!r}")
-        out_of_order = stream.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
-        if stream.device != self._device or stream.context != self.context or out_of_order:
+        with checked("clGetCommandQueueInfo"):
+            out_of_order = stream.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+            ours = stream.device == self._device and stream.context == self.context
+        if out_of_order or not ours:
             refuse("stream_from", CODE.INVALID_COMMAND_QUEUE, "another device's or context's queue, or out of order")
         handle = int(stream.int_ptr)
         if handle not in self._queues:
@@ -217,21 +219,24 @@ class Queues:
         queue: Queue,
         function: Callable[[Sequence[int]], None],
         places: Sequence[int],
-        before: Sequence[Enqueue],
-        behind: Sequence[Enqueue],
+        maps: Iterable[tuple[Enqueue, Enqueue]],
     ) -> None:
-        """Enqueue a host function between some commands."""
+        """Enqueue a host function. What maps memory for it comes first; what unmaps it comes last, also where a call fails."""
         tell(queue.calls)
         if queue.records:
             return
         latch = self.latch()
         call = HostCall(function, places, partial(latch.set_status, cl.command_execution_status.COMPLETE))
-        queue.worker.begin()
+        queue.worker.begin(self._lock)
         with self._lock:
             try:
-                ready, _ = self.enqueue(queue, "clEnqueueMarkerWithWaitList", *before, cl.enqueue_marker)
-                until = partial(cl.enqueue_barrier, wait_for=[latch])
-                self.enqueue(queue, "clEnqueueBarrierWithWaitList", until, *behind)
+                with ExitStack() as behind:
+                    for begin, end in maps:
+                        self.enqueue(queue, "clEnqueueSVMMap", begin)
+                        behind.callback(self.enqueue, queue, "clEnqueueSVMUnmap", end)
+                    ready, _ = self.enqueue(queue, "clEnqueueMarkerWithWaitList", cl.enqueue_marker)
+                    until = partial(cl.enqueue_barrier, wait_for=[latch])
+                    self.enqueue(queue, "clEnqueueBarrierWithWaitList", until)
             except BaseException:
                 call.go_on()
                 raise

@@ -74,9 +74,9 @@ class Work:
         for ptr, nbytes in ranges:
             self._memory.side("launch_host_function", ptr, nbytes)
         mapped = [at(start, stop - start) for start, stop in _merged(ranges)]
-        maps = [partial(_cl._enqueue_svm_map, is_blocking=False, flags=READ_AND_WRITE, svm=each) for each in mapped]
-        unmaps = [partial(_cl._enqueue_svm_unmap, svm=each) for each in mapped]
-        self._queues.launch(queue, function, [ptr for ptr, _ in ranges], maps, unmaps)
+        begin = partial(_cl._enqueue_svm_map, is_blocking=False, flags=READ_AND_WRITE)
+        maps = [(partial(begin, svm=each), partial(_cl._enqueue_svm_unmap, svm=each)) for each in mapped]
+        self._queues.launch(queue, function, [ptr for ptr, _ in ranges], maps)
 
     def _bytes(self, call: str, dst: int, src: int, nbytes: int, kind: CopyKind, blocking: bool) -> Command:
         if nbytes <= 0:
