@@ -15,14 +15,15 @@ from queue import SimpleQueue
 from .host_functions import this_thread
 from .threads import run_apart
 
+#: What a host function is given: the addresses of its ranges.
+HostFunction = Callable[[Sequence[int]], None]
+
 
 class HostCall:
     """A call of a function, and what it has raised; ``go_on`` lets the stream go on behind it."""
 
-    def __init__(
-        self, function: Callable[[Sequence[int]], None], places: Sequence[int], go_on: Callable[[], object]
-    ) -> None:
-        self._function: Callable[[Sequence[int]], None] | None = function
+    def __init__(self, function: HostFunction, places: Sequence[int], go_on: Callable[[], object]) -> None:
+        self._function: HostFunction | None = function
         self._places, self.go_on = places, go_on
         self._interrupted = False
         self.done = threading.Event()
@@ -64,7 +65,7 @@ class Worker:
         self._begun = False
 
     def begin(self, starting: AbstractContextManager[object]) -> None:
-        """Start the thread, unless it runs; under a lock that the caller does not hold, as another thread may make the first call."""
+        """Start the thread, unless it runs; under a lock that the caller does not hold, as other threads may come first."""
         if not self._begun:
             run_apart(partial(self._start, starting))
 

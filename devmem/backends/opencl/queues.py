@@ -19,7 +19,7 @@ import pyopencl as cl
 from ...spi.errors import DeviceLost
 from ...toolkit.deferred_errors import fresh_copy
 from ...toolkit.handles import Handles
-from ...toolkit.host_calls import HostCall, Worker, finish, still_of_use, tell
+from ...toolkit.host_calls import HostCall, HostFunction, Worker, finish, still_of_use, tell
 from ...toolkit.host_functions import this_thread
 from ...toolkit.locks import Rank, lock
 from .runtime import CODE, LOST, LOST_IN_WAIT, checked, is_done, refuse, refuse_handle
@@ -215,11 +215,7 @@ class Queues:
             return cl.UserEvent(self.context)
 
     def launch(
-        self,
-        queue: Queue,
-        function: Callable[[Sequence[int]], None],
-        places: Sequence[int],
-        maps: Iterable[tuple[Enqueue, Enqueue]],
+        self, queue: Queue, function: HostFunction, places: Sequence[int], maps: Iterable[tuple[Enqueue, Enqueue]]
     ) -> None:
         """Enqueue a host function. What maps memory for it comes first; what unmaps it comes last, also where a call fails."""
         tell(queue.calls)

@@ -23,7 +23,9 @@ from devmem.toolkit import host_calls
 
 cl = pytest.importorskip("pyopencl", reason="pyopencl is not installed")
 
-from devmem.backends.opencl.runtime import context_of, device  # noqa: E402  # it imports pyopencl
+from devmem.backends.opencl import driver as opencl_driver  # noqa: E402  # it imports pyopencl
+from devmem.backends.opencl.runtime import context_of, device  # noqa: E402
+from devmem.backends.opencl.unified import unified_kinds  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 
@@ -38,6 +40,18 @@ class TestOpenCL(DriverTests):
     def foreign_stream(self, driver: Driver) -> Iterator[tuple[object, Callable[[], object]]]:
         queue = cl.CommandQueue(context_of(device("", self.ordinal)))
         yield queue, queue.finish
+
+
+if OpenCLBackend().unavailable() is None and unified_kinds(
+    device("", 0)
+):  # or each of its tests would say what is lacking
+
+    class TestUnifiedMemory(TestOpenCL):
+        """The same of a device that has Intel's unified shared memory and no fine-grained memory, as Intel's GPUs do."""
+
+        @pytest.fixture(autouse=True)
+        def coarse(self, monkeypatch):
+            monkeypatch.setattr(opencl_driver, "is_fine_grained", lambda device: False)
 
 
 @pytest.fixture
