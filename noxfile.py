@@ -135,31 +135,58 @@ def peers(session: nox.Session) -> None:
     session.run("devmem", "doctor", env={"DEVMEM_BACKEND": "host", "DEVMEM_MEMORY_MANAGER": "arena"})
 
 
+PYOPENCL, POCL = "pyopencl==2026.1.4", "pocl-binary-distribution==3.0"
+
+
 @nox.session
 def opencl(session: nox.Session) -> None:
     """A real asynchronous runtime that is not ours: the OpenCL backend on PoCL; and the example of a third party's backend."""
-    pocl = "pyopencl==2026.1.4", "pocl-binary-distribution==3.0"
-    session.install(str(built(session)), *tools(), *pinned("cli"), *pocl)
+    session.install(str(built(session)), *tools(), *pinned("cli"), PYOPENCL, POCL)
     session.install("--no-deps", "./examples/backend")
-    # Not "python -m pytest": that puts the working tree before what was installed.
-    suites = "tests/contract/drivers/test_opencl.py", "examples/backend/test_conformance.py"
-    for suite in suites:
-        session.run("pytest", "-q", "-c", "pyproject.toml", suite)
-    # What needs a driver that counts its handles (interrupts, locks), a runtime that a fork's child can use, or 20 GiB of copies
-    # is left out; so is "compat", the drop-ins for code that expects CUDA's array interface.
-    not_opencl = (
-        "not test_interrupts and not test_locks and not of_a_fork_that_may_use_devices and not twenty_gibibytes"
-    )
+    session.run("pytest", "-q", "-c", "pyproject.toml", "examples/backend/test_conformance.py")
+    on_opencl(session)
     # The example's driver keeps copies of pageable sources, which the test takes for devmem's.
     not_example = "not without_slots_it_is_bounded_too"
-    more = ["copy", "device", "interop", "lifetime", "kernels"]
-    for backend, others, but in (("opencl", more, not_opencl), ("example", [], not_example)):
-        rooms = [f"{EVERY_BACKEND}/{room}" for room in ("arrays", "memory", "ordering", "bulk", *others)]
-        session.run("pytest", "-q", "--devmem-backend", backend, "-k", but, *rooms, env={"DEVMEM_BACKEND": backend})
-        session.run("devmem", "doctor", env={"DEVMEM_BACKEND": backend})
-    # What the four runtimes do with the same programs. The vendors' bindings come last, so that nothing above chooses them.
+    example = {"DEVMEM_BACKEND": "example"}
+    session.run("pytest", "-q", "--devmem-backend", "example", "-k", not_example, *ROOMS, env=example)
+    session.run("devmem", "doctor", env=example)
+    # What the runtimes do with the same programs. The vendors' bindings come last, so that nothing above chooses them.
     session.install(*pinned("test"))
     session.run("python", "tests/helpers/differential.py", "0", "--steps", "10000")
+
+
+@nox.session
+def opencl_intel(session: nox.Session) -> None:
+    """The OpenCL backend on Intel's runtime for the CPU, and all five compared: not by default, as it is 0.7 GB to fetch."""
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        session.skip("the wheels are for Linux on x86-64")
+    # The second wheel has libraries that the first one is linked with, and does not ask for.
+    session.install(str(built(session)), *tools(), *pinned("cli"), PYOPENCL)
+    session.install("intel-opencl-rt==2026.2.0", "intel-cmplr-lib-rt==2026.2.0")
+    vendors = Path(session.create_tmp()).resolve() / "vendors"  # the wheel's own file names a path that does not exist
+    vendors.mkdir(exist_ok=True)
+    (vendors / "intel.icd").write_text(f"{Path(session.virtualenv.location).resolve() / 'lib' / 'libintelocl.so'}\n")
+    found = {"OCL_ICD_VENDORS": str(vendors), "DEVMEM_OPENCL_PLATFORM": "intel"}
+    on_opencl(session, **found)
+    session.install(*pinned("test"), POCL)
+    session.run("python", "tests/helpers/differential.py", "0", "--steps", "10000", env=found)
+
+
+#: The rooms of tests for every backend that third parties' backends pass as well.
+ROOMS = [f"{EVERY_BACKEND}/{room}" for room in ("arrays", "memory", "ordering", "bulk")]
+
+
+def on_opencl(session: nox.Session, **variables: str) -> None:
+    """The backend's own tests, conformance first, and those of every backend, on the runtime that OpenCL's loader finds."""
+    # Not "python -m pytest": that puts the working tree before what was installed.
+    session.run("pytest", "-q", "-c", "pyproject.toml", "tests/contract/drivers/test_opencl.py", env=variables)
+    # What needs a driver that counts its handles (interrupts, locks), a runtime that a fork's child can use, or 20 GiB of copies
+    # is left out; so is "compat", the drop-ins for code that expects CUDA's array interface.
+    chosen = "not test_interrupts and not test_locks and not of_a_fork_that_may_use_devices and not twenty_gibibytes"
+    rooms = [*ROOMS, *(f"{EVERY_BACKEND}/{room}" for room in ("copy", "device", "interop", "lifetime", "kernels"))]
+    environment = variables | {"DEVMEM_BACKEND": "opencl"}
+    session.run("pytest", "-q", "--devmem-backend", "opencl", "-k", chosen, *rooms, env=environment)
+    session.run("devmem", "doctor", env=environment)
 
 
 @nox.session

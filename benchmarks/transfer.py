@@ -3,6 +3,7 @@
     python benchmarks/transfer.py                      measure, show, judge (exit status 1 if a target is missed)
     python benchmarks/transfer.py --quick              fewer rounds
     python benchmarks/transfer.py --json FILE --markdown FILE
+    python benchmarks/transfer.py --backend NAME       1 GiB up and down over a real runtime instead, against one thread's memcpy
 
 memcpy is NumPy's copy with as many threads, in parts of equal size, into pages that are as fresh as those of the compared copy.
 Packing is NumPy's copy with one thread between existing arrays. Batches are compared on the host backend with loops of the
@@ -37,8 +38,8 @@ from devmem.spi.types import AllocFlags, MemoryKind
 from devmem.testing import NullBackend, NullDriver
 
 MIB = 1 << 20
-#: Bytes of the large and of the small copies; the smallest staged copy in this benchmark.
-LARGE, SMALL, THRESHOLD = 256 * MIB, [8, 64, 512, 4096, 16384, 65536], 1 * MIB
+#: Bytes of the copy over a real runtime, of the large and of the small copies; the smallest staged copy in this benchmark.
+WHOLE, LARGE, SMALL, THRESHOLD = 1024 * MIB, 256 * MIB, [8, 64, 512, 4096, 16384, 65536], 1 * MIB
 #: Bytes of a slot: the default.
 SLOT = 16 * MIB
 #: Arrays of a batch, and bytes of each; rows and columns of a strided copy.
@@ -153,6 +154,32 @@ def large(rounds: int, nbytes: int) -> list[Row]:
     ]
 
 
+def whole(rounds: int, nbytes: int) -> list[Row]:
+    """One large array up to the device of a real runtime, and down, against the C library's copy between the host's arrays."""
+    opened = dm.current_device()
+    source, back = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+    array = dm.to_device(source)
+    calls: dict[str, Call] = {
+        "memcpy": lambda: ctypes.memmove(back.ctypes.data, source.ctypes.data, nbytes),
+        "H2D {}, pageable": lambda: array.copy_to_device(source),
+        "D2H {} into an existing array": lambda: array.copy_to_host(back),
+    }
+    if MemoryKind.PINNED in opened.info.memory_kinds:
+        pinned = dm.pinned_array(nbytes, np.uint8)
+        pinned[...] = 1
+        calls["H2D {}, page-locked"] = lambda: array.copy_to_device(pinned)
+        calls["D2H {}, page-locked"] = lambda: array.copy_to_host(pinned)
+    times = timed_once(calls, rounds)
+    rows, least = [], spread(times["memcpy"]).least
+    for what in list(calls)[1:]:
+        best, rate = spread(times[what]).least, ratio(times["memcpy"], times[what])
+        detail = f"{nbytes / best / 1e9:.2f} GB/s, memcpy {nbytes / least / 1e9:.2f}"
+        numbers = {"seconds": best, "memcpy seconds": least}
+        row = Row(what.format(f"{nbytes // MIB} MiB"), opened.info.backend, rate, "x", detail, numbers=numbers)
+        rows.append(row.judged_at_least(RATE, f"{RATE} of memcpy's rate"))
+    return rows
+
+
 def small(rounds: int) -> list[Row]:
     """Copies that are not staged, against the same calls with page-locked memory."""
     rows = []
@@ -252,20 +279,36 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument(
+        "--backend", metavar="NAME", help="a real runtime, whose rate with 1 GiB is all that is measured"
+    )
     options = parser.parse_args()
-    dm.register_backend(NullBackend("double", Double))
-    with dm.use_backend("double"):
-        sections = {
-            "Large copies": large(5 if options.quick else 25, LARGE // 4 if options.quick else LARGE),
-            "Strided copies": strided(5 if options.quick else 15),
-            "Small copies": small(7 if options.quick else 40),
-        }
-    with dm.use_backend("host"):
-        sections["Batches"] = batches(5 if options.quick else 15)
+    sections: dict[str, list[Row]] = {}
+    if options.backend:
+        with dm.use_backend(options.backend):
+            sections["1 GiB"] = whole(3 if options.quick else 15, WHOLE // 16 if options.quick else WHOLE)
+            device = dm.current_device().info.name
+        note = "Copies that are complete on return, against one thread's memcpy between the same arrays of the host."
+    else:
+        dm.register_backend(NullBackend("double", Double))
+        with dm.use_backend("double"):
+            sections = {
+                "Large copies": large(5 if options.quick else 25, LARGE // 4 if options.quick else LARGE),
+                "Strided copies": strided(5 if options.quick else 15),
+                "Small copies": small(7 if options.quick else 40),
+            }
+        with dm.use_backend("host"):
+            sections["Batches"] = batches(5 if options.quick else 15)
+        device = "a test double; batches: the host"
+        note = (
+            "The driver is a test double whose copies cost nothing: the times are the host's part, not the rate of a device. "
+            "Batches are on the host backend."
+        )
     for rows in sections.values():
         for row in rows:
             print(line(row))
     about: dict[str, object] = {
+        "device": device,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "machine": platform.machine(),
@@ -277,13 +320,14 @@ def main() -> int:
         found = {"about": about, "rows": [vars(row) for rows in sections.values() for row in rows]}
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if options.markdown:
+        named = f" --backend {options.backend}" if options.backend else ""
         notes = [
-            "Written by `python benchmarks/transfer.py --json FILE --markdown FILE`.",
+            f"Written by `python benchmarks/transfer.py{named} --json FILE --markdown FILE`.",
             "",
-            "The driver is a test double whose copies cost nothing: the times are the host's part, not the rate of a device. "
-            "Batches are on the host backend. Ratios are medians of rounds in which both took turns.",
+            f"{note} Ratios are medians of rounds in which both took turns.",
         ]
-        options.markdown.write_text(markdown("Copies: the host's part", about, notes, sections), encoding="utf-8")
+        title = f"Copies of 1 GiB: {options.backend}" if options.backend else "Copies: the host's part"
+        options.markdown.write_text(markdown(title, about, notes, sections), encoding="utf-8")
     return int(any(row.verdict == "FALLS SHORT" for rows in sections.values() for row in rows))
 
 

@@ -7,7 +7,7 @@ question costs a bisection, and meets the table as it was before a change or as 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 
@@ -83,3 +83,18 @@ class RangeTable(Generic[R]):
         if first and ranges[first - 1].stop > low:
             first -= 1
         return ranges[first : bisect_left(starts, high)]
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Disjoint ranges with the same addresses, each from its start to its stop, of some that begin at an address and have a size.
+
+    >>> merged([(100, 8), (20, 4), (104, 8), (112, 4)])
+    [(20, 24), (100, 112), (112, 116)]
+    """
+    found: list[tuple[int, int]] = []
+    for start, nbytes in sorted(ranges):
+        if found and start < found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], start + nbytes)
+        else:
+            found.append((start, start + nbytes))
+    return found

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,10 @@ def test_what_a_page_writes_passes_the_suite(page, classes, tests, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     passed = int(done.stdout.split(" passed")[0].split()[-1])
     assert passed > 20, done.stdout
+
+
+@pytest.mark.parametrize("test", sorted(ROOT.glob("examples/*/test_*.py")), ids=lambda test: test.parent.name)
+def test_an_example_package_takes_no_configuration_of_pytest_from_around_it(test):
+    """The repository's asks for plugins that the example's README does not install."""
+    project = tomllib.loads((test.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["pytest"]["ini_options"]["testpaths"] == [test.name]

@@ -1,8 +1,8 @@
 """The same random programs on several runtimes, each in a process of its own: what each step gives has to be the same.
 
-    scripts/campaign differential MINUTES [--runtimes host,cuda,roc,opencl]     until the time is up
-    scripts/campaign differential 0 --steps N                                   until there were so many steps
-    scripts/campaign differential 0 --seed S --programs 1                       one program again
+    scripts/campaign differential MINUTES [--runtimes host,cuda,roc,pocl,intel]    until the time is up
+    scripts/campaign differential 0 --steps N                                      until there were so many steps
+    scripts/campaign differential 0 --seed S --programs 1                          one program again
 
 A program is drawn from its seed: a list of operations, each with a seed of its own. `Plan` makes steps of them that race with
 nothing, by the rules of streams, so every part of a program is a program too: one that shows a difference is made smaller by
@@ -49,6 +49,9 @@ ENVIRONMENT = {
     "DEVMEM_STAGING_THRESHOLD": "65536",
     "DEVMEM_STAGING_SLOT_BYTES": "16384",
 }
+#: OpenCL's runtimes: what is in the names of their platforms. All that OpenCL's loader finds are one backend.
+PLATFORMS = {"pocl": "portable", "intel": "intel"}
+RUNTIMES = "host", "cuda", "roc", *PLATFORMS
 STACKS = "driver", "pool", "statistics,pool", "limit:1GiB,driver", "guard,pool", "scrub,pool"
 
 Operation = tuple[str, int]
@@ -553,14 +556,17 @@ def runtimes(names: Sequence[str]) -> list[Runtime]:
     """Those that are there, of these backends; why one is not is told."""
     found = []
     for name in names:
-        variables = emulator.environment(name) if name in ("cuda", "roc") else {}
-        runtime = Runtime(name, variables=variables | {"DEVMEM_BACKEND": name})
+        emulated = emulator.environment(name) if name in ("cuda", "roc") else {}
+        chosen = {"DEVMEM_BACKEND": name}
+        if name in PLATFORMS:
+            chosen = {"DEVMEM_BACKEND": "opencl", "DEVMEM_OPENCL_PLATFORM": PLATFORMS[name]}
+        runtime = Runtime(name, variables=emulated | chosen)
         runtime.begin()
         if runtime.absent:
             print(f"without {name}: {runtime.absent}", flush=True)
             runtime.end()
             continue
-        print(f"{name}: {runtime.device}{', emulated' if variables else ''}", flush=True)
+        print(f"{name}: {runtime.device}{', emulated' if emulated else ''}", flush=True)
         found.append(runtime)
     return found
 
@@ -633,7 +639,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32), help="of the first")
     parser.add_argument("--programs", type=int, help="so many, whatever the time")
     parser.add_argument("--steps", type=int, help="so many at least, whatever the time")
-    parser.add_argument("--runtimes", default="host,cuda,roc,opencl", help="default: those that are there, of all four")
+    parser.add_argument("--runtimes", default=",".join(RUNTIMES), help="default: those that are there, of all five")
     options = parser.parse_args()
     over = runtimes(options.runtimes.split(","))
     if len(over) < 2:

@@ -19,12 +19,17 @@ from ...toolkit.replayed_graphs import ReplayedGraphs
 from .memory import Memory
 from .queues import Queues
 from .runtime import CODE, context_of, make_error
+from .unified import unified_kinds
 from .work import Work
 
 #: Bytes from which a copy of pageable memory goes by page-locked memory, where the device's is another memory than the host's.
 STAGED_FROM = 1 << 20
-#: What a device can do whose memory is shared without maps: fine-grained.
-FINE_GRAINED = frozenset({Capability.MAPPED, Capability.MANAGED, Capability.MANAGED_PLACES})
+#: What a device can do that has memory of these kinds.
+NEEDS = {
+    Capability.MAPPED: MemoryKind.MAPPED,
+    Capability.MANAGED: MemoryKind.MANAGED,
+    Capability.MANAGED_PLACES: MemoryKind.MANAGED,
+}
 
 
 class OpenCLDriver(ComposedDriver):
@@ -38,7 +43,7 @@ class OpenCLDriver(ComposedDriver):
             self, lambda stream, _: queues.find(stream), lambda call, why: make_error(call, CODE.INVALID_VALUE, why)
         )
         self.compose(memory, queues, Work(memory, queues), graphs)
-        absent = frozenset() if self.info.facts["fine_grained"] else FINE_GRAINED
+        absent = {each for each, kind in NEEDS.items() if kind not in self.info.memory_kinds}
         can = {each for each, protocol in PROTOCOLS.items() if not lacking(self, protocol)} - absent
         self.info = replace(self.info, capabilities=frozenset(can))
 
@@ -51,9 +56,15 @@ class OpenCLDriver(ComposedDriver):
             warnings.warn(why, DevmemWarning, stacklevel=2)
 
 
+def is_fine_grained(device: Any) -> bool:
+    """Whether host and device reach shared virtual memory at the same time, without maps."""
+    return bool(device.svm_capabilities & cl.device_svm_capabilities.FINE_GRAIN_BUFFER)
+
+
 def device_info(device: Any, ordinal: int) -> DeviceInfo:
     """Ask OpenCL. What the device can do follows from what its driver has."""
-    fine = bool(device.svm_capabilities & cl.device_svm_capabilities.FINE_GRAIN_BUFFER)
+    fine = is_fine_grained(device)
+    kinds = frozenset(MemoryKind) if fine else unified_kinds(device) | {MemoryKind.DEVICE}
     what = f"{device.platform.name}, {device.name}"
     return DeviceInfo(
         "opencl",
@@ -62,8 +73,8 @@ def device_info(device: Any, ordinal: int) -> DeviceInfo:
         uuid=str(uuid.uuid5(uuid.NAMESPACE_OID, f"{what}, {ordinal}")),
         total_bytes=device.global_mem_size,
         alignment=max(64, device.min_data_type_align_size),
-        memory_kinds=frozenset(MemoryKind) if fine else frozenset({MemoryKind.DEVICE}),
+        memory_kinds=kinds,
         default_memory="pool",  # clSVMFree may wait, and devmem's pool does not
-        staging_threshold=STAGED_FROM if fine and not device.host_unified_memory else 0,
+        staging_threshold=STAGED_FROM if MemoryKind.PINNED in kinds and not device.host_unified_memory else 0,
         facts=MappingProxyType({"platform": device.platform.version, "version": device.version, "fine_grained": fine}),
     )

@@ -46,9 +46,10 @@ class OpenCLBackend:
     def open(self, ordinal: int) -> Driver:
         from ...toolkit.default_streams import with_default_streams
         from .driver import OpenCLDriver
-        from .runtime import device
+        from .runtime import checked, device
 
-        return with_default_streams(cast("Driver", OpenCLDriver(device(self._platform, ordinal), ordinal)))
+        with checked("open"):
+            return with_default_streams(cast("Driver", OpenCLDriver(device(self._platform, ordinal), ordinal)))
 
 
 def devmem_backends() -> list[OpenCLBackend]:

@@ -1,7 +1,8 @@
 """The memory of a device: shared virtual memory, whose addresses are the same on the host.
 
 Device memory is coarse-grained: the host reaches it in copies, or while it is mapped. All other kinds are fine-grained, where the
-device has that: host and device reach them at any time, so they are what page-locked, mapped and managed memory is elsewhere.
+device has that, else Intel's unified memory: host and device reach them at any time, so they are what page-locked, mapped and
+managed memory is elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from ...toolkit.driver_parts import ADVICE
 from ...toolkit.locks import Rank, lock
 from ...toolkit.ranges import RangeTable
 from .queues import Queues
-from .runtime import CODE, at, is_done, refuse
+from .runtime import CODE, at, checked, is_done, refuse
+from .unified import UnifiedAllocation
 
 READ_WRITE, FINE = cl.svm_mem_flags.READ_WRITE, cl.svm_mem_flags.SVM_FINE_GRAIN_BUFFER
 TO_HOST, UNDEFINED = cl.mem_migration_flags.HOST, cl.mem_migration_flags.CONTENT_UNDEFINED
@@ -46,7 +48,8 @@ class Block:
         if found is None:
             memory = (ctypes.c_ubyte * (self.stop - self.start)).from_address(self.start)
             flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
-            found = self._buffers[written] = cl.Buffer(self.owner.context, flags, hostbuf=memory)
+            with checked("clCreateBuffer"):
+                found = self._buffers[written] = cl.Buffer(self.owner.context, flags, hostbuf=memory)
         return found
 
 
@@ -60,7 +63,7 @@ class Memory:
     """Allocate memory on a device, and give hints for managed memory."""
 
     def __init__(self, device: Any, info: DeviceInfo, queues: Queues) -> None:
-        self._info, self._queues, self.context = info, queues, queues.context
+        self._info, self._queues, self.context, self._device = info, queues, queues.context, device
         self._most = device.max_mem_alloc_size
         self._lock = lock("OpenCL memory", Rank.LEAF)
         self._used = 0
@@ -79,9 +82,13 @@ class Memory:
         if nbytes > (self._most if kind in HOST_KINDS else min(free, self._most)):
             refuse("alloc", NO_MEMORY, f"{nbytes} bytes: {free} are free, {self._most} in one block", OutOfMemory)
         try:
-            memory = cl.SVMAllocation(self.context, nbytes, 0, READ_WRITE | (kind is not MemoryKind.DEVICE and FINE))
+            if kind is MemoryKind.DEVICE or self._info.facts["fine_grained"]:
+                fine = kind is not MemoryKind.DEVICE and FINE
+                memory = cl.SVMAllocation(self.context, nbytes, 0, READ_WRITE | fine)
+            else:
+                memory = UnifiedAllocation(self.context, self._device, nbytes, kind)
         except (cl.Error, MemoryError) as error:
-            refuse("clSVMAlloc", NO_MEMORY, f"{nbytes} bytes: {error}", OutOfMemory)
+            refuse("alloc", NO_MEMORY, f"{nbytes} bytes: {error}", OutOfMemory)
         block = Block(self, memory, nbytes, kind)
         self._count(block, 1)
         self.blocks.add(block)
@@ -194,7 +201,7 @@ class Memory:
         queue, ranges = self._queues.find(stream), list(zip(ptrs, sizes, strict=True))
         for ptr, nbytes in ranges:
             self._managed(call, ptr, nbytes)
-        if ranges:
+        if ranges and self._info.facts["fine_grained"]:  # the call takes no unified memory, and what it gives is a hint
             memory = [at(ptr, nbytes) for ptr, nbytes in ranges]
             self._queues.enqueue(
                 queue, "clEnqueueSVMMigrateMem", lambda on: _cl._enqueue_svm_migrate_mem(on, memory, flags)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,9 +19,9 @@ import pyopencl as cl
 from ...spi.errors import DeviceLost
 from ...toolkit.deferred_errors import fresh_copy
 from ...toolkit.handles import Handles
+from ...toolkit.host_calls import HostCall, HostFunction, Worker, finish, still_of_use, tell
 from ...toolkit.host_functions import this_thread
 from ...toolkit.locks import Rank, lock
-from .host_calls import HostCall, Worker, finish, still_of_use, tell
 from .runtime import CODE, LOST, LOST_IN_WAIT, checked, is_done, refuse, refuse_handle
 
 #: What enqueues a command on a queue that it is given, and returns its event.
@@ -85,12 +85,12 @@ class Queues:
         if queue.records:
             return self._done, []
         with self._lock:  # what is newest is the last in the queue, whatever other threads enqueue
-            try:
-                with self._calling(name):
+            with self._calling(name):
+                try:
                     for call in calls:
                         queue.newest = call(queue.on)
-            finally:
-                queue.on.flush()  # or a command of another queue might wait for it forever
+                finally:
+                    queue.on.flush()  # or a command of another queue might wait for it forever
             queue.calls = still_of_use(queue.calls)
             return queue.newest, queue.calls
 
@@ -152,8 +152,10 @@ class Queues:
             return stream
         if not isinstance(stream, cl.CommandQueue):
             raise TypeError(f"a stream of another library is a pyopencl.CommandQueue, not {stream!r}")
-        out_of_order = stream.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
-        if stream.device != self._device or stream.context != self.context or out_of_order:
+        with checked("clGetCommandQueueInfo"):
+            out_of_order = stream.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+            ours = stream.device == self._device and stream.context == self.context
+        if out_of_order or not ours:
             refuse("stream_from", CODE.INVALID_COMMAND_QUEUE, "another device's or context's queue, or out of order")
         handle = int(stream.int_ptr)
         if handle not in self._queues:
@@ -212,22 +214,30 @@ class Queues:
         with checked("clCreateUserEvent"):
             return cl.UserEvent(self.context)
 
-    def launch(self, queue: Queue, call: HostCall, before: Sequence[Enqueue], behind: Sequence[Enqueue]) -> None:
-        """Enqueue a host function between some commands."""
+    def launch(
+        self, queue: Queue, function: HostFunction, places: Sequence[int], maps: Iterable[tuple[Enqueue, Enqueue]]
+    ) -> None:
+        """Enqueue a host function. What maps memory for it comes first; what unmaps it comes last, also where a call fails."""
         tell(queue.calls)
         if queue.records:
             return
-        queue.worker.begin()
+        latch = self.latch()
+        call = HostCall(function, places, partial(latch.set_status, cl.command_execution_status.COMPLETE))
+        queue.worker.begin(self._lock)
         with self._lock:
             try:
-                ready, _ = self.enqueue(queue, "clEnqueueMarkerWithWaitList", *before, cl.enqueue_marker)
-                until = partial(cl.enqueue_barrier, wait_for=[call.latch])
-                self.enqueue(queue, "clEnqueueBarrierWithWaitList", until, *behind)
+                with ExitStack() as behind:
+                    for begin, end in maps:
+                        self.enqueue(queue, "clEnqueueSVMMap", begin)
+                        behind.callback(self.enqueue, queue, "clEnqueueSVMUnmap", end)
+                    ready, _ = self.enqueue(queue, "clEnqueueMarkerWithWaitList", cl.enqueue_marker)
+                    until = partial(cl.enqueue_barrier, wait_for=[latch])
+                    self.enqueue(queue, "clEnqueueBarrierWithWaitList", until)
             except BaseException:
-                call.latch.set_status(cl.command_execution_status.COMPLETE)
+                call.go_on()
                 raise
             queue.calls = [*queue.calls, call]
-            queue.worker.waiting.put((ready, call))
+            queue.worker.waiting.put((ready.wait, call))
 
     def end(self) -> None:
         """Let everything run to its end."""

@@ -73,7 +73,8 @@ def at(ptr: int, nbytes: int) -> Any:
 
 def is_done(event: Any) -> bool:
     """Whether a command is over; what failed, a wait tells."""
-    return bool(event.command_execution_status <= cl.command_execution_status.COMPLETE)
+    with checked("clGetEventInfo"):
+        return bool(event.command_execution_status <= cl.command_execution_status.COMPLETE)
 
 
 @contextmanager

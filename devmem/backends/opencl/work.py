@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import pyopencl as cl
 from pyopencl import _cl
 
-from ...spi.types import Box, CopyKind
-from .host_calls import HostCall
+from ...spi.types import Box, CopyKind, MemoryKind
+from ...toolkit.host_calls import HostFunction
+from ...toolkit.ranges import merged
 from .memory import Memory
 from .queues import Queue, Queues
 from .runtime import CODE, at, checked, refuse
@@ -68,17 +69,13 @@ class Work:
         fill = partial(_cl._enqueue_svm_memfill, dst=at(dst, width * count), pattern=pattern)
         self._queues.enqueue(queue, "clEnqueueSVMMemFill", fill)
 
-    def launch_host_function(
-        self, function: Callable[[Sequence[int]], None], ranges: Sequence[tuple[int, int]], stream: int
-    ) -> None:
+    def launch_host_function(self, function: HostFunction, ranges: Sequence[tuple[int, int]], stream: int) -> None:
         queue = self._queues.find(stream)
-        for ptr, nbytes in ranges:
-            self._memory.side("launch_host_function", ptr, nbytes)
-        mapped = [at(start, stop - start) for start, stop in _merged(ranges)]
-        call = HostCall(function, [ptr for ptr, _ in ranges], self._queues.latch())
-        maps = [partial(_cl._enqueue_svm_map, is_blocking=False, flags=READ_AND_WRITE, svm=each) for each in mapped]
-        unmaps = [partial(_cl._enqueue_svm_unmap, svm=each) for each in mapped]
-        self._queues.launch(queue, call, maps, unmaps)
+        coarse = [each for each in ranges if self._memory.side("launch_host_function", *each).kind is MemoryKind.DEVICE]
+        mapped = [at(start, stop - start) for start, stop in merged(coarse)]
+        begin = partial(_cl._enqueue_svm_map, is_blocking=False, flags=READ_AND_WRITE)
+        maps = [(partial(begin, svm=each), partial(_cl._enqueue_svm_unmap, svm=each)) for each in mapped]
+        self._queues.launch(queue, function, [ptr for ptr, _ in ranges], maps)
 
     def _bytes(self, call: str, dst: int, src: int, nbytes: int, kind: CopyKind, blocking: bool) -> Command:
         if nbytes <= 0:
@@ -135,14 +132,3 @@ class Work:
         if any(command.waits for command in commands):
             self._queues.wait(event, calls)
         return any(command.uses_host for command in commands)
-
-
-def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Disjoint ranges, each from its start to its stop: what is mapped twice must not be written."""
-    found: list[tuple[int, int]] = []
-    for start, nbytes in sorted(ranges):
-        if found and start < found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], start + nbytes)
-        else:
-            found.append((start, start + nbytes))
-    return found

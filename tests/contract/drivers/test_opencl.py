@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +16,16 @@ from waits import patience
 import devmem
 from devmem.backends.opencl.hooks import OpenCLBackend
 from devmem.spi.driver import Backend, Driver
-from devmem.spi.errors import BackendError, UnsupportedError
+from devmem.spi.errors import BackendError, DeviceLost, OutOfMemory, UnsupportedError
+from devmem.spi.types import Box, CopyKind
 from devmem.testing import DriverTests, hold
+from devmem.toolkit import host_calls
 
 cl = pytest.importorskip("pyopencl", reason="pyopencl is not installed")
 
-from devmem.backends.opencl.runtime import context_of, device  # noqa: E402  # it imports pyopencl
+from devmem.backends.opencl import driver as opencl_driver  # noqa: E402  # it imports pyopencl
+from devmem.backends.opencl.runtime import context_of, device  # noqa: E402
+from devmem.backends.opencl.unified import unified_kinds  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 
@@ -37,6 +42,18 @@ class TestOpenCL(DriverTests):
         yield queue, queue.finish
 
 
+if OpenCLBackend().unavailable() is None and unified_kinds(
+    device("", 0)
+):  # or each of its tests would say what is lacking
+
+    class TestUnifiedMemory(TestOpenCL):
+        """The same of a device that has Intel's unified shared memory and no fine-grained memory, as Intel's GPUs do."""
+
+        @pytest.fixture(autouse=True)
+        def coarse(self, monkeypatch):
+            monkeypatch.setattr(opencl_driver, "is_fine_grained", lambda device: False)
+
+
 @pytest.fixture
 def opencl() -> Iterator[object]:
     reason = OpenCLBackend().unavailable()
@@ -47,11 +64,11 @@ def opencl() -> Iterator[object]:
 
 
 def test_a_queue_of_the_users_is_a_stream(opencl):
-    queue = cl.CommandQueue(context_of(opencl))
+    queue, another = cl.CommandQueue(context_of(opencl)), cl.Context([opencl])
     with pytest.raises(TypeError):
         devmem.external_stream(object())
     with pytest.raises(BackendError, match="another device's or context's queue"):
-        devmem.external_stream(cl.CommandQueue(cl.Context([opencl])))
+        devmem.external_stream(cl.CommandQueue(another))
     stream = devmem.external_stream(queue)
     array = devmem.to_device(np.arange(1000), stream=stream)
     assert array.copy_to_host(stream=queue).tolist() == list(range(1000))
@@ -132,3 +149,89 @@ def test_kernels_are_refused_with_the_reason(opencl):
 
     with pytest.raises(UnsupportedError, match="launches no compiled functions"):
         nothing[1, 1](devmem.zeros(3))
+
+
+# -- what fails in the middle ------------------------------------------------------------------------------------------
+
+
+def failing(code, message="clSomething"):
+    def call(*arguments, **named):
+        raise cl.LogicError(cl._cl._ErrorRecord(message, code, message))
+
+    return call
+
+
+LOST = cl.status_code.DEVICE_NOT_AVAILABLE
+
+
+@pytest.fixture
+def driver(opencl):
+    driver = OpenCLBackend().open(0)
+    yield driver
+    driver.close()
+
+
+def test_a_device_that_is_lost_while_a_queue_is_flushed_raises_an_error_of_devmems(driver, monkeypatch):
+    ptr, stream = driver.alloc(64, 0), driver.stream_create(0, True)
+    monkeypatch.setattr(cl.CommandQueue, "flush", failing(LOST))
+    with pytest.raises(DeviceLost):
+        driver.fill(ptr, 0, 1, 64, stream)
+    with pytest.raises(DeviceLost):
+        driver.enter()
+
+
+def test_a_device_that_cannot_be_opened_raises_an_error_of_devmems(opencl, monkeypatch):
+    monkeypatch.setattr(cl, "UserEvent", failing(cl.status_code.OUT_OF_HOST_MEMORY))
+    with pytest.raises(OutOfMemory):
+        OpenCLBackend().open(0)
+
+
+def test_a_buffer_that_cannot_be_made_raises_an_error_of_devmems(driver, monkeypatch):
+    dst, src, stream = driver.alloc(640, 0), driver.alloc(640, 0), driver.stream_create(0, True)
+    monkeypatch.setattr(cl, "Buffer", failing(cl.status_code.OUT_OF_HOST_MEMORY))
+    with pytest.raises(OutOfMemory):
+        driver.copy_strided(Box(dst, 64, 10, src, 64, 10, 32, 10, 1), CopyKind.D2D, stream, blocking=False)
+
+
+def test_a_queue_that_cannot_say_what_it_is_raises_an_error_of_devmems(driver, monkeypatch):
+    """Intel's runtime for the CPU cannot, of a queue whose context is gone."""
+    queue = cl.CommandQueue(context_of(device("", 0)))
+    monkeypatch.setattr(cl.CommandQueue, "context", property(failing(cl.status_code.INVALID_CONTEXT)))
+    with pytest.raises(BackendError, match="clGetCommandQueueInfo"):
+        driver.stream_from(queue)
+
+
+@pytest.mark.parametrize("name", ["enqueue_marker", "enqueue_barrier"])
+def test_memory_that_was_mapped_for_a_host_function_is_unmapped_where_a_later_call_fails(driver, monkeypatch, name):
+    stream, ranges = driver.stream_create(0, True), [(driver.alloc(64, 0), 64) for _ in range(2)]
+    maps, unmaps = (counted(monkeypatch, f"_enqueue_svm_{each}") for each in ("map", "unmap"))
+    with monkeypatch.context() as patched:
+        patched.setattr(cl, name, failing(cl.status_code.OUT_OF_HOST_MEMORY))
+        with pytest.raises(OutOfMemory):
+            driver.launch_host_function(lambda places: None, ranges, stream)
+    assert (len(maps), len(unmaps)) == (2, 2)
+    driver.stream_synchronize(stream)  # nothing is left that it would wait for
+
+
+def counted(monkeypatch, name):
+    calls, function = [], getattr(cl._cl, name)
+    monkeypatch.setattr(cl._cl, name, lambda *each, **named: (calls.append(each), function(*each, **named))[1])
+    return calls
+
+
+def test_two_threads_first_host_functions_on_a_stream_start_one_worker(driver, monkeypatch):
+    stream, started, start = driver.stream_create(0, True), [], threading.Thread.start
+
+    def launch():
+        driver.launch_host_function(lambda places: None, [], stream)
+
+    def meanwhile(function):
+        """Another thread's call comes to its end between the first one's question and its start."""
+        monkeypatch.setattr(host_calls, "run_apart", lambda function: function())
+        launch()
+        function()
+
+    monkeypatch.setattr(host_calls, "run_apart", meanwhile)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: (started.append(thread), start(thread)))
+    launch()
+    assert len(started) == 1

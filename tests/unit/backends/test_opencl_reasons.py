@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 import devmem
 from devmem import plugins
 from devmem._core.base import config
+from devmem.backends.opencl import vendors
 from devmem.backends.opencl.hooks import OpenCLBackend
 from devmem.backends.opencl.vendors import broken_vendors
 from devmem.spi.errors import ConfigError
@@ -36,13 +37,24 @@ def told_of(file):
     return [told for told in broken_vendors() if str(file) in told]
 
 
-def test_a_path_that_was_never_replaced_is_told_with_its_cure(environment):
+def test_a_path_that_was_never_replaced_is_told_with_its_cure(environment, monkeypatch):
     file, library = environment("/placeholder/lib/libintelocl.so"), environment.root / "lib" / "libintelocl.so"
     library.touch()
+    monkeypatch.setattr(vendors, "ctypes", SimpleNamespace(CDLL=str))  # it can be loaded
     [told] = told_of(file)
     assert "/placeholder/lib/libintelocl.so, which does not exist" in told
     assert f"echo {library} > ~/.opencl/intel.icd" in told
-    assert "OCL_ICD_VENDORS=$HOME/.opencl" in told
+    assert told.endswith("OCL_ICD_VENDORS=$HOME/.opencl")
+
+
+@pytest.mark.parametrize("path", ["/placeholder/lib/libintelocl.so", "{root}/lib/libintelocl.so"])
+def test_a_library_that_lacks_another_one_is_told_with_the_wheel_that_has_it(environment, path):
+    library = environment.root / "lib" / "libintelocl.so"
+    library.write_text("no library")
+    environment(path.format(root=environment.root))
+    [told] = [each for each in broken_vendors() if str(library) in each]
+    assert f"{library} cannot be loaded (" in told
+    assert told.endswith("pip install intel-cmplr-lib-rt")
 
 
 def test_a_library_that_is_gone_is_told(environment):
@@ -50,9 +62,10 @@ def test_a_library_that_is_gone_is_told(environment):
     assert told.endswith("install that runtime again, or remove the file")
 
 
-def test_files_that_can_be_followed_are_not_told(environment):
+def test_files_that_can_be_followed_are_not_told(environment, monkeypatch):
     library = environment.root / "lib" / "libgood.so"
     library.touch()
+    monkeypatch.setattr(vendors, "ctypes", SimpleNamespace(CDLL=str))
     assert told_of(environment(library)) == []
     assert told_of(environment("libsearched.so.1")) == []
 

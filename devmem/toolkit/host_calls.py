@@ -1,36 +1,38 @@
-"""Python functions that run when a queue comes to them.
+"""Python functions that run when a stream comes to them, for a runtime that has no such call, or one that allows little.
 
-On the queue stand a marker and a barrier behind an event of the host's. A thread of the stream's waits for the marker, calls the
-function, and sets the event. OpenCL would call back on a thread of its own, which must do next to nothing.
+The driver enqueues something for which a thread can wait, and behind it something that waits until the host says so: in OpenCL a
+marker, and a barrier behind a user event. A thread of the stream's waits for the first, calls the function, and ends the second.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from queue import SimpleQueue
-from typing import Any
 
-import pyopencl as cl
+from .host_functions import this_thread
+from .threads import run_apart
 
-from ...toolkit.host_functions import this_thread
-from ...toolkit.threads import run_apart
+#: What a host function is given: the addresses of its ranges.
+HostFunction = Callable[[Sequence[int]], None]
 
 
 class HostCall:
-    """A call of a function, and what it has raised; ``latch`` is the event that ends it on the queue."""
+    """A call of a function, and what it has raised; ``go_on`` lets the stream go on behind it."""
 
-    def __init__(self, function: Callable[[Sequence[int]], None], places: Sequence[int], latch: Any) -> None:
-        self._function: Callable[[Sequence[int]], None] | None = function
-        self._places, self.latch = places, latch
+    def __init__(self, function: HostFunction, places: Sequence[int], go_on: Callable[[], object]) -> None:
+        self._function: HostFunction | None = function
+        self._places, self.go_on = places, go_on
         self._interrupted = False
         self.done = threading.Event()
         self.errors: list[BaseException] = []  #: the one error, until it is told
 
-    def run(self, ready: Any) -> None:
-        """Call the function when the queue has come to it."""
+    def run(self, wait: Callable[[], object]) -> None:
+        """Call the function when the stream has come to it."""
         try:
-            ready.wait()
+            wait()
             assert self._function is not None
             with this_thread.running_host_function():
                 self._function(self._places)
@@ -39,7 +41,8 @@ class HostCall:
                 self.errors.append(error)
         finally:
             self._function = None  # and with it what it refers to
-            self.latch.set_status(cl.command_execution_status.COMPLETE)
+            with suppress(Exception):  # of a lost device, for whose streams nothing waits
+                self.go_on()
             self.done.set()
 
     def interrupt(self, error: BaseException) -> None:
@@ -52,31 +55,36 @@ class HostCall:
 
 
 class Worker:
-    """The thread that calls the functions of one stream, from the first one on; ``waiting`` has the others."""
+    """The thread that calls the functions of one stream, from the first one on.
+
+    ``waiting`` has the others, each with what waits until the stream has come to it.
+    """
 
     def __init__(self) -> None:
-        self.waiting: SimpleQueue[tuple[Any, HostCall] | None] = SimpleQueue()
+        self.waiting: SimpleQueue[tuple[Callable[[], object], HostCall] | None] = SimpleQueue()
         self._begun = False
 
-    def begin(self) -> None:
-        """Start the thread, unless it runs."""
+    def begin(self, starting: AbstractContextManager[object]) -> None:
+        """Start the thread, unless it runs; under a lock that the caller does not hold, as other threads may come first."""
         if not self._begun:
-            run_apart(self._start)
+            run_apart(partial(self._start, starting))
 
     def end(self) -> None:
         """Let it end when it has made all calls."""
         self.waiting.put(None)
 
-    def _start(self) -> None:
-        threading.Thread(target=_work, args=(self.waiting,), name="devmem OpenCL host functions", daemon=True).start()
-        self._begun = True
+    def _start(self, starting: AbstractContextManager[object]) -> None:
+        with starting:
+            if not self._begun:
+                threading.Thread(target=_work, args=(self.waiting,), name="devmem host functions", daemon=True).start()
+                self._begun = True
 
 
-def _work(waiting: SimpleQueue[tuple[Any, HostCall] | None]) -> None:
+def _work(waiting: SimpleQueue[tuple[Callable[[], object], HostCall] | None]) -> None:
     while (item := waiting.get()) is not None:
-        ready, call = item
-        call.run(ready)
-        del item, ready, call  # not kept until the next one comes
+        wait, call = item
+        call.run(wait)
+        del item, wait, call  # not kept until the next one comes
 
 
 def still_of_use(calls: Iterable[HostCall]) -> list[HostCall]:
