@@ -231,8 +231,8 @@ class InstalledStacks:
         """Tell every stack that a stream is about to be destroyed."""
         with FirstError() as first:
             told: list[Callable[[int], object]] = [heap.forget_stream for heap in self.heaps]
-            for resource in self._without_heap():
-                told.append(partial(tell, part_with(resource, "forget_stream"), "forget_stream"))
+            lost = self._without_heap()
+            told += [partial(tell, part_with(resource, "forget_stream"), "forget_stream") for resource in lost]
             for forget in told:
                 try:
                     forget(stream)
