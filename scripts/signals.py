@@ -307,7 +307,7 @@ def in_process(backend: str, count: int, seed: int) -> Result:
             command, env=environment, check=False, stderr=subprocess.PIPE, text=True, errors="replace"
         )
         if not path.exists():
-            told = "\n".join(done.stderr.splitlines()[-6:])
+            told = "\n".join(done.stderr.splitlines()[-60:])
             return Result(
                 backend, seed, failures=[f"the process crashed or hung, exit code {done.returncode}:\n{told}"]
             )

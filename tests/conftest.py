@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import campaign
 import interrupts
 import pytest
 from hypothesis import HealthCheck, settings
@@ -50,7 +51,7 @@ settings.register_profile(
 #: The same examples each time, and fewer than with `scripts/test --all`: what stands before every change.
 settings.register_profile("gate", settings.get_profile("devmem"), derandomize=True, max_examples=50)
 settings.register_profile("thorough", settings.get_profile("devmem"), max_examples=1000)
-#: What `scripts/fuzz` runs again and again: other examples each time, from its seeds.
+#: What `scripts/campaign fuzz` runs again and again: other examples each time, from its seeds.
 settings.register_profile(
     "campaign", settings.get_profile("devmem"), max_examples=200, database=None, suppress_health_check=list(HealthCheck)
 )
@@ -90,6 +91,7 @@ def own_memory() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = campaign.drawn(items)
     here = Path(__file__).parent
     smoke: dict[Path, pytest.Item] = {}
     for item in items:

@@ -1,7 +1,7 @@
 """What the fuzz tests share: how many examples they draw, anything at all as an argument, and what may come of it.
 
 The property of them all: a documented error that says what is wrong, or the result that an independent calculation has; never a
-crash, an error from the inside, memory that stays, nor a state that is half done. `scripts/fuzz` draws for longer.
+crash, an error from the inside, memory that stays, nor a state that is half done. `scripts/campaign fuzz` draws for longer.
 """
 
 from __future__ import annotations

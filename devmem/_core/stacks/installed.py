@@ -66,8 +66,9 @@ class InstalledStacks:
         self._setting_up: dict[tuple[int, MemoryKind], weakref.ref[SettingUp]] = {}
         self._changes = Changes(lock)
         self._named: dict[tuple[MemoryKind, str], MemoryResource] = {}
-        #: Resources without a heap: a block may have been on its way back to one as the heap was forgotten.
-        self._forgotten: list[weakref.ref[Any]] = []
+        #: Resources without a heap, by identity: a block may have been on its way back to one as the heap was forgotten. So they
+        #: are told of streams as long as they are there.
+        self._forgotten: dict[int, weakref.ref[Any]] = {}
         #: Plain memory that the host can see, for requests that no stack serves.
         self._host_heaps: dict[tuple[MemoryKind, AllocFlags], Heap] = {}
         self.heap = handle.heap = self.bind(default_resource(handle, self._named))
@@ -140,7 +141,7 @@ class InstalledStacks:
         return next((heap for heap in self.heaps if heap.resource is resource and heap.kind is kind), None)
 
     def _set_heaps(self, heaps: list[Heap]) -> None:
-        known = [stream_tables(heap.resource) for heap in heaps]
+        known = [stream_tables(each) for each in [*(heap.resource for heap in heaps), *self._without_heap()]]
         self.stream_tables = None  # until both are set; and if any stack has to be told of every stream
         self.heaps = heaps
         if None not in known:
@@ -150,6 +151,7 @@ class InstalledStacks:
         """Count a heap among the device's: it may have been forgotten as idle between being made and being installed."""
         if heap not in self.heaps:
             self._set_heaps([*self.heaps, heap])
+            self._forgotten.pop(id(heap.resource), None)
 
     # -- choosing ------------------------------------------------------------------------------------------------------
 
@@ -203,7 +205,7 @@ class InstalledStacks:
     def forget_idle_heaps(self) -> None:
         """Drop heaps that nothing comes from any more; those in use, or with cached memory, stay.
 
-        A resource that is dropped here may be bound again, but is not told of streams that are destroyed meanwhile.
+        A resource that is dropped here may be bound again; what streams it knew is forgotten.
         """
         if self.handle.dead is None:
             with CurrentDevice(self.handle):
@@ -216,7 +218,7 @@ class InstalledStacks:
         for heap in idle:  # while they can be found: nothing binds their resources anew in between
             tell(part_with(heap.resource, "detach"), "detach", self._own_handles())
             with suppress(TypeError):  # of a third party, without weak references
-                self._forgotten.append(weakref.ref(heap.resource))
+                self._forgotten[id(heap.resource)] = weakref.ref(heap.resource)
         with self._lock:
             unused = self._unused()
             self._set_heaps([heap for heap in self.heaps if heap not in idle or heap not in unused])
@@ -228,19 +230,26 @@ class InstalledStacks:
     def forget_stream(self, stream: int) -> None:
         """Tell every stack that a stream is about to be destroyed."""
         with FirstError() as first:
-            for heap in list(self.heaps):
+            told: list[Callable[[int], object]] = [heap.forget_stream for heap in self.heaps]
+            lost = self._without_heap()
+            told += [partial(tell, part_with(resource, "forget_stream"), "forget_stream") for resource in lost]
+            for forget in told:
                 try:
-                    heap.forget_stream(stream)
+                    forget(stream)
                 except CannotWait:  # all are told another time
                     raise
                 except Exception as error:  # the others must be told, too
                     first.put(error)
 
+    def _without_heap(self) -> list[Any]:
+        return [resource for each in list(self._forgotten.values()) if (resource := each()) is not None]
+
     def trim_forgotten(self, first: FirstError, keep_bytes: int) -> None:
         """Let resources without a heap give back what they cache."""
-        self._forgotten[:] = filter(weakref.ref.__call__, self._forgotten)
-        for each in list(self._forgotten):
-            if kept_by(resource := each()):
+        for key, each in list(self._forgotten.items()):
+            if (resource := each()) is None:
+                self._forgotten.pop(key, None)
+            elif kept_by(resource):
                 first.attempt(tell, resource, "trim", keep_bytes)
 
     def unbind(self, driver: Driver) -> None:
@@ -248,7 +257,7 @@ class InstalledStacks:
 
         Not one with a part of a third party, which may keep addresses of the device that was closed.
         """
-        resources = [heap.resource for heap in self.all_heaps()] + [each() for each in self._forgotten]
+        resources = [heap.resource for heap in self.all_heaps()] + self._without_heap()
         for parts in map(chain, resources):
             for part in parts if all(map(is_ours, parts)) else ():
                 if getattr(part, "driver", None) is driver and hasattr(part, "unbind"):

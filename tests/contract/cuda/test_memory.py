@@ -748,6 +748,23 @@ def test_the_first_copy_between_devices_enables_access_to_the_others_memory(
 
 
 @emulated_only
+@pytest.mark.parametrize("code", [704, 711], ids=["by another library already", "too many peers"])
+def test_a_copy_between_devices_goes_on_where_access_is_not_enabled_anew(control: emulator.Control, code: int) -> None:
+    if len([each for each in dm.devices() if each.backend == "cuda"]) < 2:
+        pytest.skip("one CUDA device only")
+    dm.reset(0)
+    dm.reset(1)
+    source = dm.to_device(DATA, device=1)
+    dm.zeros(1, device=0)
+    control.reset()
+    control.fail("cuCtxEnablePeerAccess", 1, code)
+    for _ in range(2):
+        assert np.array_equal(dm.to_device(source, device=0).copy_to_host(), DATA)
+    assert control.calls()["cuCtxEnablePeerAccess"] == 1
+    control.reset()
+
+
+@emulated_only
 def test_a_copy_between_devices_is_one_peer_copy(control: emulator.Control) -> None:
     near = dm.to_device(DATA)
     control.reset()

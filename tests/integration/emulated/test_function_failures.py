@@ -256,7 +256,9 @@ def test_every_driver_function_fails(name: str, backend: Backend) -> None:
     assert inject(backend, env, call, UNKNOWN) or not functions_of(backend.control, call).keys() - backend.vendor.before
 
 
-@pytest.mark.parametrize("world", [World(), World("columns", stream=True), World("rows", memory="driver")], ids=str)
+@pytest.mark.parametrize(
+    "world", table.worlds(World(), World("columns", stream=True), World("rows", memory="driver")), ids=str
+)
 @pytest.mark.parametrize(
     "name",
     [

@@ -12,6 +12,7 @@ import copy
 import functools
 import gc
 import inspect
+import itertools
 import tempfile
 import threading
 import weakref
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import campaign
 import numpy as np
 import pytest
 import standin_compiler
@@ -95,13 +97,23 @@ class World:
         return f"{self.layout}-{'stream' if self.stream else 'default'}-{self.memory}"
 
 
-WORLDS = [
+#: Memory stacks: what the device begins with, and what is installed for all of it.
+BEGINNING, INSTALLED = "stream_ordered", ["driver", "pool", "limit:1GiB,statistics,pool", "scrub,statistics"]
+
+
+def worlds(*usual: World) -> list[World]:
+    """These; in a campaign as many of all that there are."""
+    every = itertools.product(("contiguous", "rows", "columns"), (False, True), (BEGINNING, *INSTALLED))
+    return campaign.sample([World(*each) for each in every], len(usual)) if campaign.SEED else list(usual)
+
+
+WORLDS = worlds(
     World(),
     World(stream=True),
     World("rows", stream=True),
     World("columns", stream=True),
     World("rows", memory="driver"),
-]
+)
 
 
 class Env:
@@ -110,8 +122,8 @@ class Env:
     def __init__(self, backend: Backend, world: World, bare: bool = False) -> None:
         self.backend = backend
         self.world = world
-        if world.memory == "driver" and not bare:
-            dm.use_memory(dm.memory.DriverMemory())
+        if world.memory in INSTALLED and not bare:
+            dm.use_memory(world.memory)
         self.host = laid_out(np.arange(4 * 6 * 256, dtype=np.int32).reshape(4, 6, 256), world.layout)
         self.shape = self.host.shape
         if not bare:
@@ -1319,7 +1331,9 @@ def in_flight_fill(env: Env) -> None:
 
 
 @pytest.mark.parametrize("call", [in_flight_up, in_flight_down, in_flight_both, in_flight_fill])
-@pytest.mark.parametrize("world", [World(), World("rows"), World("columns"), World("rows", memory="driver")], ids=str)
+@pytest.mark.parametrize(
+    "world", worlds(World(), World("rows"), World("columns"), World("rows", memory="driver")), ids=str
+)
 def test_with_copies_held_back(world: World, call: Call, backend: Backend) -> None:
     """The stream stands still while its calls fail; calls that have to wait for it get it going when the latch gives up."""
     env = Env(backend, world)
@@ -1395,7 +1409,9 @@ def staged_files(env: Env) -> None:
 
 
 @pytest.mark.parametrize("call", [staged_up, staged_down, staged_async, staged_across, staged_files])
-@pytest.mark.parametrize("world", [World(), World(stream=True), World("rows"), World("columns", stream=True)], ids=str)
+@pytest.mark.parametrize(
+    "world", worlds(World(), World(stream=True), World("rows"), World("columns", stream=True)), ids=str
+)
 def test_in_the_middle_of_a_staged_copy(small_slots: None, world: World, call: Call, backend: Backend) -> None:
     """The destination holds old or new elements, the ring is whole, nothing is left behind, and the next copy is right."""
     env = StagedEnv(backend, world)

@@ -17,6 +17,7 @@ import random
 import sys
 from pathlib import Path
 
+import campaign
 import numpy as np
 import pytest
 
@@ -289,7 +290,7 @@ def chosen(count, points, seed):
     """The numbers of the points that are looked at: all, or some that are drawn, from the first to the last."""
     if points == "all" or count <= int(points):
         return range(1, count + 1)
-    return sorted({1, count, *random.Random(seed).sample(range(2, count), int(points) - 2)})
+    return sorted({1, count, *random.Random(seed + campaign.SEED).sample(range(2, count), int(points) - 2)})
 
 
 #: Memory stacks: all verbs run over the driver's own, and these over a pool and over devmem's adaptors too.

@@ -19,6 +19,7 @@ import sys
 import threading
 from pathlib import Path
 
+import campaign
 import numpy as np
 import pytest
 import scheduler
@@ -276,7 +277,7 @@ def test_each_lock_can_be_met_by_a_handler_on_the_thread_that_holds_it(
     del before
     dm.close()
     monkeypatch.setattr(page_locks, "_tables", {})
-    turns, worlds = itertools.cycle(VERBS), []
+    turns, worlds = itertools.cycle(campaign.shuffled(VERBS)), []
 
     def handled():
         Copying(worlds[1])
@@ -299,7 +300,7 @@ def test_each_lock_can_be_met_by_a_handler_on_the_thread_that_holds_it(
             verb(first)
             verb(worlds[1])
         with asking:
-            for verb in VERBS:
+            for verb in campaign.shuffled(VERBS):
                 verb(first)
         assert not asking.held
         gc.collect()  # what a handler has left, before the device is closed

@@ -77,6 +77,19 @@ def test_close_of_a_choice_leaves_the_same_stack_of_another_in_force():
     assert in_force()[1].resource is not stack
 
 
+def test_nested_blocks_of_one_stack_may_be_used_again_after_their_end():
+    stack, before = dm.memory.Statistics(), in_force()
+    for times in range(1, 4):
+        with dm.use_memory(stack), dm.use_memory(stack):
+            dm.device_array(1000, np.uint8).free()
+            with dm.use_memory("driver"), dm.use_memory(stack):
+                dm.device_array(1000, np.uint8).free()
+        assert in_force() == before
+        dm.device_array(1000, np.uint8).free()
+        assert stack.total_count == 2 * times
+    assert stack.current_bytes == 0
+
+
 def test_close_after_a_reset_takes_back_nothing(scope, device):
     once = scope()
     device.reset()

@@ -935,6 +935,31 @@ def test_a_pool_that_is_forgotten_names_no_stream_that_ends_meanwhile():
         assert handle not in pool._lists.by_stream
 
 
+def test_a_pool_that_is_forgotten_as_a_block_comes_back_hears_of_the_end_of_streams():
+    """Another thread, or a handler, may leave a scope while the block is in neither: not live any more, nor in the pool yet."""
+    pool, stream = memory.PoolMemory(), dm.stream()
+    with dm.use_memory(pool):
+        array = dm.device_array(3 << 20, np.uint8, stream=stream)  # of a chunk of its own: nothing is cached
+    [heap] = [each for each in dm.current_device().opened().memory.stacks.heaps if each.resource is pool]
+    deallocate = heap.deallocate
+
+    def late(*block):
+        with dm.use_memory(memory.DriverMemory()):
+            pass
+        assert heap not in dm.current_device().opened().memory.stacks.heaps
+        deallocate(*block)
+
+    heap.deallocate = late
+    array.free()
+    handle = stream.handle
+    stream.close()
+    assert handle not in pool._lists.by_stream
+    del stream
+    dm.trim()  # destroys the stream
+    dm.trim()
+    assert pool.cached_bytes == 0
+
+
 def test_a_pool_below_a_stack_of_others_hears_of_the_end_of_streams(package):
     """Their adaptor does not pass it on: the pool is told all the same."""
     module = package(MINE)
