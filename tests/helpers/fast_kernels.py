@@ -232,6 +232,15 @@ def divisions(a, b, out):
         out[i] = a[i] // (b[i] % 2) + a[i] % (b[i] % 2) + math.floor(a[i] / 3) + b[i] / a[i]
 
 
+@dm.kernel
+def ranges_over_unsigned(n, steps, out):
+    i = dm.grid(1)
+    for j in range(n[i]):
+        out[i, 0] += j - n[i]  # below 0 it wraps
+    for j in range(steps[i], n[i], steps[2]):
+        out[i, 1] = -j
+
+
 COMPILED = {
     "column": Case(column, (floats(), floats(), zeros(dtype=np.float32))),
     "column of integers": Case(column, (integers(), integers(dtype=np.uint8), zeros(dtype=np.int8))),
@@ -268,6 +277,9 @@ COMPILED = {
     ),
     "neighbours": Case(neighbours, (floats(), zeros(96))),
     "divisions": Case(divisions, (integers(), integers(), zeros())),
+    "unsigned range": Case(
+        ranges_over_unsigned, (np.arange(0, 24, 3, np.uint32), np.arange(1, 9, dtype=np.uint8), zeros(8, 2)), (2, 4)
+    ),
 }
 
 
@@ -361,13 +373,13 @@ def takes_remainders(a, n):
     a[dm.grid(1)] = math.fmod(a[0] + n, 3)
 
 
-RECORDS = np.zeros(4, [("x", np.float32), ("n", np.int32)])
+RECORDS = np.array([(1.5 * i, i + 1) for i in range(4)], [("x", np.float32), ("n", np.int32)])
 
 
 @dm.kernel
-def ranges_over_unsigned(out, n):
+def ranges_over_both(out, n):
     i = dm.grid(1)
-    for j in range(n[i]):
+    for j in range(1, n[i]):
         out[i] = j - n[i]
 
 
@@ -375,6 +387,17 @@ def ranges_over_unsigned(out, n):
 def takes_constant_records(out):
     i = dm.grid(1)
     out[i] = dm.const.array_like(RECORDS)[i % 4].x
+
+
+@dm.kernel
+def takes_constant_records_in_turn(out):
+    for each in dm.const.array_like(RECORDS)[1:]:
+        out[dm.grid(1)] += each.n
+
+
+@dm.kernel
+def takes_a_global_record(out):
+    out[dm.grid(1)] = RECORDS[1]["n"]
 
 
 def takes_arguments_for_constants(out, a):
@@ -404,13 +427,14 @@ LEFT = {
     "two types": Case(
         changes_type, (np.ones(8, np.int64),), (1, 4), "a variable is uint64 on one way, and float64 on another"
     ),
-    "unsigned range": Case(
-        ranges_over_unsigned,
-        (zeros(), np.full(8, 3, np.uint32)),
-        (1, 4),
-        "it calls Function(<class 'range'>) with (uint32)",
+    "range of both": Case(
+        ranges_over_both, (zeros(), np.full(8, 3, np.uint32)), (1, 4), "it calls Function(<class 'range'>) with ("
     ),
     "record of a constant": Case(takes_constant_records, (zeros(),), (1, 4), "it takes a record of a read-only array"),
+    "records of a constant": Case(
+        takes_constant_records_in_turn, (zeros(),), (1, 4), "it takes a record of a read-only array"
+    ),
+    "record of a global": Case(takes_a_global_record, (zeros(),), (1, 4), "it takes a record of a read-only array"),
     "print": Case(prints, (zeros(),), (1, 1), "it uses print("),
     "fmod": Case(takes_remainders, (np.full(8, 5.5), 2), (1, 4), "numba does not compile it: Unknown attribute 'fmod'"),
 }

@@ -17,6 +17,9 @@ import operator_cases as cases
 import pytest
 from ptx import Program, Type, bits_of
 
+from devmem.kernels.compilers.simulator.device_math import REPLACED
+from devmem.kernels.compilers.simulator.numbers import numpy_type
+
 RECORDED = Path(__file__).with_name("operators.json")
 CASES = [(name, kind) for name in (*cases.OF_TWO, *cases.OF_ONE, *cases.STORED) for kind in cases.TYPES]
 CASES = [
@@ -133,6 +136,25 @@ def test_expressions_of_two_numbers(cuda, left):
     ]
     assert not wrong, wrong[:20]
     record(theirs, left)
+
+
+@pytest.mark.parametrize(
+    "kinds", [("uint8",), ("uint32", "uint64"), ("int32",), ("int64", "uint16", "uint16")], ids=str
+)
+def test_numbers_of_a_range(cuda, kinds):
+    from numba.cuda import types
+    from numba.cuda.compiler import compile_cuda
+
+    made: dict[str, Any] = {}
+    names = ", ".join("abc"[: len(kinds)])
+    exec(f"def function(out, {names}):\n    for each in range({names}):\n        out[0] = each", made)
+    signature = (types.float64[::1], *(getattr(types, each) for each in kinds))
+    found = compile_cuda(made["function"], types.void, signature, cc=(9, 0)).type_annotation.typemap
+    [theirs] = {kind for name, kind in found.items() if name.startswith("each")}
+    [first] = {
+        type(each) for each in REPLACED[id(range)](*(np.dtype(each).type(2 + at) for at, each in enumerate(kinds)))
+    }
+    assert np.dtype(numpy_type(first)).kind == str(theirs)[0]
 
 
 @pytest.mark.parametrize("kind", cases.TYPES, ids=lambda kind: np.dtype(kind).name)

@@ -38,6 +38,8 @@ ARITHMETIC = ["x + y", "x - y", "x * y", "x / y", "x // y", "x % y", "+y", "abs(
 COMPARISONS = ["x < y", "x <= y", "x == y", "x != y", "x > y", "x >= y", "not x"]
 BITS = ["x & y", "x | y", "x ^ y", "-(x * 1)", "~(x * 1)", "x << np.int8(y)", "x >> np.int8(y)"]
 BITS += ["x << 3", "x >> 70", "(x << 2) >> np.uint8(y)"]
+#: Of narrow numbers themselves, by amounts of which instructions see 32 bits, and by constants beyond them.
+NARROW = ["-x", "~x", "-x - y", "~x | y", "x << y", "x >> y", "x << 4294967299", "x >> (1 << 32)", "-x >> 68719476740"]
 CASTS = [*(f"np.{each}(x)" for each in [*INTEGERS, *FLOATS]), "int(x)", "float(x)", "bool(x)"]
 OF_FLOATS = [f"math.{name}(x)" for name in ("floor", "ceil", "trunc", "fabs", "sqrt", "isnan", "isinf", "isfinite")]
 OF_FLOATS += [f"np.{name}(x)" for name in ("floor", "ceil", "trunc", "rint", "sqrt", "abs", "fabs", "square")]
@@ -45,6 +47,7 @@ OF_FLOATS += ["-x", "round(x)", "max(x, y)", "min(x, y)", "math.copysign(x, y)"]
 #: Types of x and y, and the expressions for them.
 PAIRS = [
     *((one, other, [*ARITHMETIC, *COMPARISONS, *BITS, *CASTS]) for one, other in zip(INTEGERS, BYS, strict=True)),
+    *((one, other, NARROW) for one, other in zip(INTEGERS, itertools.cycle(["uint64", "int64"]))),
     *((one, one, ["max(x, y)", "min(x, 3)", "math.floor(x)", "math.sqrt(x)"]) for one in ("int8", "int32")),
     ("uint64", "uint64", ["max(x, y)", "min(x, y)", "x + y", "x // y", "x % y", "x - 1"]),
     *((one, other, [*ARITHMETIC, *COMPARISONS, *CASTS, *OF_FLOATS]) for one in FLOATS for other in FLOATS),
@@ -73,7 +76,8 @@ def values(name: str) -> np.ndarray:
     if dtype.kind in "iu":
         ends = np.iinfo(dtype)
         given = [0, 1, 2, 3, 7, 31, 63, 64, 65, 100, ends.max, ends.max - 1, ends.min, ends.min + 1]
-        return np.array(given + [-1, -3, -64] * (dtype.kind == "i"), dtype)
+        given += [-1, -3, -64] * (dtype.kind == "i") + [(1 << 32) + 3] * (dtype.itemsize == 8)
+        return np.array(given, dtype)
     given = [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -1.0, 3.7, -3.7, 127.6, 255.5, -128.9, 300.0, 40000.25, -1e5]
     given += [2.0**31, -(2.0**31), 3e9, 2.0**32, 2.0**53 + 2, 2.0**63, -(2.0**63), 2.0**64, 1e30, -1e30, 1e-40]
     given += [np.inf, -np.inf, np.nan]

@@ -196,6 +196,14 @@ def _extreme(
     return choose
 
 
+def _range(*ends: Any) -> Any:
+    """``range``; compiled, it counts in uint64 if all its arguments are unsigned, and else in int64."""
+    found = range(*ends)
+    return map(_UINT64, found) if all(numpy_type(type(each)) in _UNSIGNED for each in ends) else found
+
+
+_UINT64 = TYPES[np.uint64]
+_UNSIGNED = {native for native in TYPES if np.dtype(native).kind == "u"}
 _FLOATS = {np.float32, np.float64}
 _COMPARED = {native for native in TYPES if np.dtype(native).kind in "iuf"}
 _BUILTINS: dict[Any, Any] = {
@@ -203,6 +211,7 @@ _BUILTINS: dict[Any, Any] = {
     float: _Float(),
     max: _extreme(max, operator.gt, larger),
     min: _extreme(min, operator.lt, smaller),
+    range: _range,
     round: _round,
 }
 

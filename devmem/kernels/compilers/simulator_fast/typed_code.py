@@ -194,8 +194,8 @@ def _knows(called: Any, given: list[Any]) -> bool:
     if called in FUNCTIONS or called is np.empty:  # which stands for devmem.local.array alone: see `plain_source`
         return True
     if called is builtins.range:
-        # Of unsigned ends numba's are uint64, where the simulator's are int64.
-        return all(isinstance(each, types.Integer) and each.signed for each in given)
+        # Of ends of both kinds numba takes int64 or uint64, by their widths.
+        return all(isinstance(each, types.Integer) for each in given) and len({each.signed for each in given}) == 1
     if called is builtins.len:
         return isinstance(given[0], types.Array | types.BaseTuple)
     if called is builtins.bool or called is operator.truth:
