@@ -62,7 +62,7 @@ def discard_managed(arrays: Iterable[ManagedNDArray], stream: StreamLike = 0) ->
     Raises
     ------
     UnsupportedError
-        The driver cannot: CUDA can from 13.0 on. On HIP devmem does not yet.
+        The driver cannot: CUDA can from 13.0 on, HIP from ROCm 10 on, where the device supports it.
     LayoutError
         An array has gaps between its elements, which would be discarded too.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from .sizes import exact_size
 
@@ -68,34 +68,44 @@ class Option:
 
 
 class Capability(StrEnum):
-    """An ability of a device beyond the contract; each stands for the protocol of `driver` with the same name."""
+    """An ability of a device beyond the contract; each stands for the protocol of `driver` with the same name.
 
-    STREAM_ORDERED = "stream_ordered"
-    POOL_CONTROL = "pool_control"
-    SHARED_POOL = "shared_pool"
-    DECOMPRESS_POOL = "decompress_pool"
-    STRIDED_COPY = "strided_copy"
-    VOLUME_COPY = "strided_copy"  # contract 1 told the two apart
-    BATCH_COPY = "batch_copy"
-    VOLUME_BATCH = "volume_batch"
-    HOST_REGISTER = "host_register"
-    MAPPED = "mapped"
-    MANAGED = "managed"
-    MANAGED_PLACES = "managed_places"
-    PEER = "peer"
-    PEER_ACCESS = "peer_access"
-    PEER_EVENTS = "peer_events"
-    IPC = "ipc"
-    POOL_IPC = "pool_ipc"
-    VIRTUAL = "virtual"
-    CAPTURE = "capture"
-    GRAPHS = "graphs"
-    LAUNCH = "launch"
-    HOST_FUNCTION = "host_function"
-    HOLD = "hold"
-    POINTER_INFO = "pointer_info"
-    FOREIGN_STREAMS = "foreign_streams"
-    STREAM_ORIGIN = "stream_origin"
+    ``meaning`` says what it is, in messages and in the documentation's table of which backend has it, or why not.
+    """
+
+    meaning: str
+
+    STREAM_ORDERED = "stream_ordered", "memory that is allocated and freed in the order of a stream"
+    POOL_CONTROL = "pool_control", "telling and bounding what the driver's own pool keeps"
+    SHARED_POOL = "shared_pool", "memory of the pool that is the current one for all libraries of the process"
+    DECOMPRESS_POOL = "decompress_pool", "memory that the device's decompression engine reads and writes"
+    STRIDED_COPY = "strided_copy", "copies of rows and slices that lie a pitch apart"
+    VOLUME_COPY = STRIDED_COPY  # contract 1 told the two apart
+    BATCH_COPY = "batch_copy", "one driver call for many copies"
+    VOLUME_BATCH = "volume_batch", "one driver call for many copies of rows and slices"
+    HOST_REGISTER = "host_register", "page-locking memory that the program allocated"
+    MAPPED = "mapped", "host memory with an address for the device"
+    MANAGED = "managed", "managed memory whose pages move, and hints for it"
+    MANAGED_PLACES = "managed_places", "hints for many ranges of managed memory, and for other devices and NUMA nodes"
+    PEER = "peer", "copies between devices that do not pass through the host"
+    PEER_ACCESS = "peer_access", "switching on and off that a device reaches another one's memory"
+    PEER_EVENTS = "peer_events", "waiting, on a stream, for an event of another device"
+    IPC = "ipc", "sharing device memory with other processes"
+    POOL_IPC = "pool_ipc", "sharing memory of the driver's own pool with other processes"
+    VIRTUAL = "virtual", "mapped physical memory, which other processes map by a handle"
+    CAPTURE = "capture", "telling whether a stream is captured for a graph"
+    GRAPHS = "graphs", "recorded work that one call enqueues"
+    LAUNCH = "launch", "loading and launching compiled kernels"
+    HOST_FUNCTION = "host_function", "functions of Python that run in stream order on the device's memory"
+    HOLD = "hold", "a latch that stops a stream, for tests"
+    POINTER_INFO = "pointer_info", "telling what an address is, whichever library allocated the memory"
+    FOREIGN_STREAMS = "foreign_streams", "streams by the vendor's own objects"
+    STREAM_ORIGIN = "stream_origin", "telling which device and context a stream of another library is of"
+
+    def __new__(cls, name: str, meaning: str = "") -> Self:  # a look-up by name has no meaning
+        made = str.__new__(cls, name)
+        made._value_, made.meaning = name, meaning
+        return made
 
 
 class Box(NamedTuple):

@@ -210,7 +210,8 @@ class DeviceHandle(HandleState):
     def require(self, capability: Capability, purpose: str, instead: str) -> None:
         """Raise UnsupportedError unless the device has a capability."""
         if capability not in self.capabilities:
-            raise UnsupportedError(f"{self.device} cannot {purpose} (it lacks {capability.value!r}): {instead}")
+            lacks = f"it lacks {capability.value!r}: {capability.meaning}"
+            raise UnsupportedError(f"{self.device} cannot {purpose} ({lacks}): {instead}")
 
     def require_kind(self, kind: MemoryKind) -> None:
         """Raise UnsupportedError unless the device has this kind of memory."""

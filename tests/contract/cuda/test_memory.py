@@ -457,6 +457,49 @@ def test_a_batch_copies_in_both_directions(driver: Any) -> None:
     driver.free(base, 4000, LEGACY_STREAM)
 
 
+def test_batches_read_in_stream_order_and_from_and_to_the_host_beside_what_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not hasattr(cu, "cuMemcpyBatchAsync"):
+        pytest.skip("this cuda-bindings has no batches")
+    asked: list[list[tuple[Any, int]]] = []
+    batch, batch_of_boxes = cu.cuMemcpyBatchAsync, cu.cuMemcpy3DBatchAsync
+
+    def watch(described: Any) -> None:
+        asked.append([(each.srcAccessOrder, each.flags) for each in described])
+
+    def copying(*arguments: Any) -> Any:
+        watch(arguments[4])
+        return batch(*arguments)
+
+    def copying_boxes(*arguments: Any) -> Any:
+        watch(arguments[1])
+        return batch_of_boxes(*arguments)
+
+    monkeypatch.setattr(cu, "cuMemcpyBatchAsync", copying)
+    monkeypatch.setattr(cu, "cuMemcpy3DBatchAsync", copying_boxes)
+    order = cu.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+    beside = int(cu.CUmemcpyFlags.CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE)
+    with dm.current_device().entered() as driver:
+        if Capability.VOLUME_BATCH not in driver.info.capabilities:
+            pytest.skip("the driver has no batches")
+        there, here = driver.alloc(4000, LEGACY_STREAM), driver.alloc(4000, LEGACY_STREAM, MemoryKind.PINNED)
+        stream = driver.stream_create(0, True)
+        for kind, to, origin, flags in (
+            (CopyKind.H2D, there, here, beside),
+            (CopyKind.D2H, here, there, beside),
+            (CopyKind.D2D, there, there + 2000, 0),
+        ):
+            asked.clear()
+            driver.copy_batch([to, to + 400], [origin, origin + 400], [400, 400], kind, stream)
+            driver.copy_3d_batch([Box(to, 100, 2, origin, 100, 2, 50, 2, 1)], kind, stream)
+            assert asked == [[(order, flags)]] * 2
+        driver.stream_synchronize(stream)
+        driver.stream_destroy(stream)
+        driver.free(there, 4000, LEGACY_STREAM)
+        driver.free(here, 4000, LEGACY_STREAM, MemoryKind.PINNED)
+
+
 @emulated_only
 def test_a_batch_is_one_call(driver: Any, control: emulator.Control) -> None:
     if Capability.BATCH_COPY not in driver.info.capabilities:

@@ -565,8 +565,9 @@ def test_arrays_of_their_own_are_put_together_by_one_call(device, need, recorded
 def test_where_a_graph_is_captured_everything_is_copied_from_where_it_is(device, monkeypatch):
     context = device.opened()
     stream = dm.stream()
-    leaves = [np.arange(10), np.arange(20.0), np.zeros(0), np.arange(100_000)]
-    seen = []
+    leaves = [np.arange(10), np.arange(20.0), np.zeros(0), np.arange(100_000), pinned(40 * KIB), pinned(40 * KIB, 1)]
+    batch = tuple(leaf.ctypes.data for leaf in leaves[-2:])
+    seen, captured = [], {stream.handle}
 
     class Capturing:
         def __init__(self, driver):
@@ -576,18 +577,25 @@ def test_where_a_graph_is_captured_everything_is_copied_from_where_it_is(device,
             return getattr(self.driver, name)
 
         def capturing(self, handle):
-            return handle == stream.handle
+            return handle in captured
 
         def copy(self, dst, src, *rest, **options):
             seen.append(src)
             return self.driver.copy(dst, src, *rest, **options)
+
+        def copy_batch(self, dsts, srcs, *rest):
+            seen.append(tuple(srcs))
+            return self.driver.copy_batch(dsts, srcs, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(context.handle, "capabilities", context.handle.capabilities | {dm.spi.types.Capability.CAPTURE})
         patch.setattr(context.handle, "driver", Capturing(context.handle.driver))
         patch.setattr(stream, "simple", False)
         up = dm.to_device_many(leaves, stream)
-    assert seen == [leaf.ctypes.data for leaf in leaves if leaf.size]
+        assert seen == [leaf.ctypes.data for leaf in leaves if leaf.size]
+        captured.clear()
+        dm.to_device_many(leaves, stream)
+    assert (batch in seen) == context.handle.has(dm.spi.types.Capability.BATCH_COPY), "else they would be one call"
     stream.synchronize()
     assert same(leaves, up)
 

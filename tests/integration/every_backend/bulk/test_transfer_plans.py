@@ -334,6 +334,21 @@ def test_update_refuses_another_layout_and_changes_nothing(stream, given, messag
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
+
+def on_another_device():
+    here = dm.current_device()
+    others = [each for each in dm.devices() if each.backend == here.backend and each != here]
+    if not others:
+        pytest.skip(f"{here} is the only device")
+    with others[0]:
+        return dm.zeros(N, "i4")
+
+
+def file_of(array):
+    np.save("array.npy", array)
+    return "array.npy"
+
+
 REFUSED = {
     "pageable source": lambda s, d, p: d.copy_to_device(np.zeros(N, "i4"), stream=s),
     "pageable destination": lambda s, d, p: d.copy_to_host(stream=s),
@@ -350,11 +365,18 @@ REFUSED = {
     "many to the host": lambda s, d, p: dm.to_host_many([d, d], stream=s),
     "another plan": lambda s, d, p: dm.capture(s).__enter__(),
     "a plan replayed": lambda s, d, p: Doubled(s),
+    "a copy from another device": lambda s, d, p: d.copy_to_device(on_another_device(), stream=s),
+    "rows from another device": lambda s, d, p: d[::2].copy_to_device(on_another_device()[::2], stream=s),
+    "an array moved from another device": lambda s, d, p: dm.to_device(on_another_device(), stream=s),
+    "a file loaded": lambda s, d, p: dm.load(file_of(p), stream=s),
+    "many files loaded": lambda s, d, p: dm.load_many([file_of(p)] * 2, stream=s),
+    "a file saved": lambda s, d, p: dm.save(d.bind(s), file_of(p)),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_recorded_raises_and_leaves_the_recording_as_it_was(stream, what):
+def test_what_cannot_be_recorded_raises_and_leaves_the_recording_as_it_was(stream, what, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # of files
     device, host = dm.to_device(np.arange(N, dtype="i4")), pinned(np.zeros(N, "i4"))
     with dm.capture(stream) as plan:
         device.fill(5, stream=stream)
