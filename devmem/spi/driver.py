@@ -238,7 +238,7 @@ class SupportsBatchCopy(Protocol):
     def copy_batch(
         self, dsts: Sequence[int], srcs: Sequence[int], sizes: Sequence[int], kind: CopyKind, stream: int
     ) -> bool:
-        """Enqueue several copies, each like a non-blocking ``copy``, on a stream of ``stream_create``; never a default stream.
+        """Enqueue several copies, each like a non-blocking ``copy``, on any stream but the legacy one.
 
         Memory of the host is page-locked, or else may be read after the call, too. UnsupportedError, with nothing enqueued, where
         the device's driver turns out to have no such call: then ``copy`` is called for each.
@@ -292,7 +292,7 @@ class SupportsManaged(Protocol):
 class SupportsManagedPlaces(Protocol):
     """Hints for many ranges of managed memory, and for places other than this device and the host as a whole.
 
-    ``stream`` is one that ``stream_create`` made; the default streams are never given. UnsupportedError, with nothing enqueued,
+    ``stream`` is never the legacy one. UnsupportedError, with nothing enqueued,
     where the vendor's library has no such call for a place.
     """
 

@@ -17,7 +17,7 @@ from devmem.spi.driver import (
     SupportsVolumeBatch,
 )
 from devmem.spi.errors import OutOfMemory
-from devmem.spi.types import LEGACY_STREAM, Box, Capability, CopyKind
+from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Box, Capability, CopyKind
 
 from .driver_fixture import STREAM_KINDS, Bytes, ConformanceSuite, DriverFixture, address, flip, pattern, same
 from .driver_memory import TOO_LARGE, check_error
@@ -327,11 +327,12 @@ class BatchChecks(ConformanceSuite):
             assert same(host[n] if kind is CopyKind.D2H else fixture.read(dsts[n], nbytes), data[n])
 
     def test_copy_batch_takes_any_sequence_and_one_copy(self, fixture: DriverFixture) -> None:
-        copy, data, ptr = self.batch(fixture).copy_batch, pattern(100), fixture.alloc(100)
-        stream = fixture.stream()
-        copy((ptr,), (address(data),), (100,), CopyKind.H2D, stream)
-        fixture.driver.stream_synchronize(stream)
-        assert same(fixture.read(ptr, 100), data)
+        copy = self.batch(fixture).copy_batch
+        for stream in (fixture.stream(), PER_THREAD_STREAM):
+            data, ptr = pattern(100), fixture.alloc(100)
+            copy((ptr,), (address(data),), (100,), CopyKind.H2D, stream)
+            fixture.driver.stream_synchronize(stream)
+            assert same(fixture.read(ptr, 100), data)
 
     def test_copy_batch_is_ordered_on_its_stream(self, fixture: DriverFixture) -> None:
         copy, stream, driver = self.batch(fixture).copy_batch, fixture.stream(), fixture.driver

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...spi.errors import LayoutError
 from ...spi.sizes import exact_size
-from ...spi.types import Capability, Place, PlaceKind
+from ...spi.types import LEGACY_STREAM, Capability, Place, PlaceKind
 from ..base.address import extent
 from ..base.advice import made_by
 from ..base.device_handle import CurrentDevice
@@ -164,8 +164,8 @@ def _by_device(
 
 
 def _on_created(opened: OpenDevice, stream: Stream, call: Callable[[int], None]) -> None:
-    """Call with the handle of a stream, or of a created one that two events order with a default stream, which drivers refuse."""
-    if not stream.is_default:
+    """Call with the handle of a stream; for the legacy one, which drivers refuse, of one that two events order with it."""
+    if stream.handle != LEGACY_STREAM:
         call(stream.handle)
         return
     side = opened.streams.side_stream().handle

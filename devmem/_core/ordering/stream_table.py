@@ -156,7 +156,7 @@ class StreamTable:
         return found
 
     def side_stream(self) -> Stream:
-        """A stream of devmem's own, for calls that drivers refuse on a default stream; the caller orders the two by events."""
+        """A stream of devmem's own, for calls that drivers refuse on the legacy stream; the caller orders the two by events."""
         if self._side is None:
             self._side = self.new_stream(0, True, lambda: None)
         return self._side

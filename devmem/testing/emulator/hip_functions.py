@@ -166,7 +166,7 @@ FUNCTIONS: dict[str, dict[str, str]] = {
         "hipMemcpyPeer": "devices (101), which are not compared with the addresses; " + _COPY + _BLOCKING,
         "hipMemcpyPeerAsync": "devices (101), which are not compared with the addresses; " + _COPY + _ASYNC,
         "hipMemcpyBatchAsync": (
-            "before ROCm 7.1, attributes before 7.3 (801); no copies, zero bytes, a default stream (1; a guess); "
+            "before ROCm 7.1, attributes before 7.3 (801); no copies, zero bytes, the legacy stream (1; a guess); "
             + _COPY
             + _ASYNC
             + "; not in the layout `old`"

@@ -109,14 +109,15 @@ static status run_batch(struct context *context, handle stream, const uint64_t *
     return result;
 }
 
-/* Exists since ROCm 7.1, attributes since 7.3. The documentation does not say whether a default stream is allowed. */
+/* Exists since ROCm 7.1, attributes since 7.3. The documentation does not say whether the legacy stream is allowed;
+ * CUDA's excludes that one only. */
 HIP(hipMemcpyBatchAsync)(const uint64_t *to, const uint64_t *from, const size_t *sizes, size_t count, const void *attributes,
                          const size_t *firsts, size_t kinds, size_t *failed, handle stream)
 {
     BEGIN(hipMemcpyBatchAsync, NEED_CONTEXT);
     (void)attributes, (void)firsts;
     REQUIRE(hip_rocm() >= 701 && (!kinds || hip_rocm() >= 703), NOT_SUPPORTED);
-    REQUIRE(to && from && sizes && count && stream > STREAM_PER_THREAD, INVALID_VALUE);
+    REQUIRE(to && from && sizes && count && STREAM_OF(stream) != STREAM_LEGACY, INVALID_VALUE);
     size_t index = SIZE_MAX;
     status result = run_batch(context, stream, to, from, sizes, count, &index);
     if (failed && index != SIZE_MAX) *failed = index;

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ....spi.errors import DevmemError, UnsupportedError
-from ....spi.types import Box, CopyKind
+from ....spi.types import LEGACY_STREAM, Box, CopyKind
 from ...device.open_device import OpenDevice
 from ...ordering.stream import Stream
 from ...telemetry.copy_statistics import begin
 
 NO_CALL = "the driver is called for each: it has no call for several copies, or a slower one"
-#: Drivers refuse several copies in one call on a default stream: a stream of devmem's takes them, ordered by two events. From so
+#: Drivers refuse several copies in one call on the legacy stream: a stream of devmem's takes them, ordered by two events. From so
 #: many copies on that takes no longer than a call for each, over both emulated drivers in null mode.
 WORTH_ORDERING = 8
 _PATHS = {CopyKind.H2D: "h2d batch", CopyKind.D2H: "d2h batch"}
@@ -82,7 +82,7 @@ def _enqueue(
         batched, why = _in_one_call(getattr(opened.copies, call), count, stream)
         if batched:
             try:
-                if stream.is_default:
+                if handle == LEGACY_STREAM:
                     on = opened.streams.side_stream().handle
                     opened.completions.order(on, handle)
                 running = together(on)
@@ -111,11 +111,11 @@ def _in_one_call(there: bool, count: int, stream: Stream) -> tuple[bool, str]:
         return False, "there is one copy to make"
     if stream.is_capturing():
         return False, "the driver is called for each: a graph that is captured has single copies"
-    if not stream.is_default:
+    if stream.handle != LEGACY_STREAM:
         return True, "one call of the driver for several copies"
     if count < WORTH_ORDERING:
-        return False, f"the driver is called for each: fewer than {WORTH_ORDERING} copies, and on a default stream"
+        return False, f"the driver is called for each: fewer than {WORTH_ORDERING} copies, on the legacy stream"
     return (
         True,
-        "one call of the driver for several copies, on a stream that is ordered with the default one by two events",
+        "one call of the driver for several copies, on a stream that is ordered with the legacy one by two events",
     )

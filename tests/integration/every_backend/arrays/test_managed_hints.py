@@ -81,7 +81,7 @@ def test_another_device(arrays, recorded, second):
     assert intact(arrays)
 
 
-def test_on_a_default_stream_another_one_takes_it_ordered_by_two_events(arrays, recorded):
+def test_on_the_legacy_stream_another_one_takes_it_ordered_by_two_events(arrays, recorded):
     """Vendors refuse it on the legacy stream."""
     with recorded.during() as seen:
         dm.prefetch_managed(arrays)
@@ -95,6 +95,19 @@ def test_on_a_default_stream_another_one_takes_it_ordered_by_two_events(arrays, 
     ]
     assert named[2].args[3] not in (1, 2)
     assert intact(arrays)
+
+
+@pytest.mark.parametrize("verb", ["prefetch", "discard"])
+def test_the_per_thread_stream_takes_it_itself(discarding, recorded, verb):
+    """Vendors refuse it on the legacy stream alone."""
+    stream, call = dm.per_thread_default_stream(), getattr(dm, f"{verb}_managed")
+    with recorded.during() as seen:
+        call(discarding, stream=stream)
+    named = [each for each in seen if each.method in ("prefetch_to", "discard", "event_record", "stream_wait")]
+    assert [(each.method, stream.handle in each.args) for each in named] == [
+        ("prefetch_to" if verb == "prefetch" else "discard", True)
+    ]
+    stream.synchronize()
 
 
 def test_what_is_discarded_can_be_written(discarding, recorded):

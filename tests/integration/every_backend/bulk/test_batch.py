@@ -465,11 +465,11 @@ def test_sources_of_a_batch_live_until_the_stream_has_passed(need, hold):
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("which", ["legacy", "per thread", "none named"])
-def test_on_a_default_stream_another_one_takes_the_batch_ordered_by_two_events(need, hold, recorded, device, which):
-    """Drivers refuse the call there. What is on the default stream comes before, and what comes to be there, after."""
+@pytest.mark.parametrize("which", ["legacy", "none named"])
+def test_on_the_legacy_stream_another_one_takes_the_batch_ordered_by_two_events(need, hold, recorded, device, which):
+    """Drivers refuse the call there. What is on the legacy stream comes before, and what comes to be there, after."""
     need("batch_copy", "hold")
-    stream = {"legacy": dm.legacy_default_stream, "per thread": dm.per_thread_default_stream}.get(which, lambda: 0)()
+    stream = dm.legacy_default_stream() if which == "legacy" else 0
     leaves = [pinned(32 * KIB, number) for number in range(10)]
     wanted = [leaf.copy() for leaf in leaves]
     if which == "none named":
@@ -500,6 +500,20 @@ def test_on_a_default_stream_another_one_takes_the_batch_ordered_by_two_events(n
     with recorded.during() as seen:
         dm.to_device_many([pinned(32 * KIB, number) for number in range(3)], stream)
     assert "copy_batch" not in [call.method for call in seen], "not worth two events"
+
+
+@pytest.mark.parametrize("count", [2, 10])
+def test_the_per_thread_stream_takes_the_batch_itself(need, hold, recorded, count):
+    """Drivers refuse the call on the legacy stream alone."""
+    need("batch_copy", "hold")
+    stream, leaves = dm.per_thread_default_stream(), [pinned(32 * KIB, number) for number in range(count)]
+    with hold(stream) as latch, recorded.during() as seen:
+        up = dm.to_device_many(leaves, stream)
+        assert not stream.query()
+        latch.release()
+    enqueued = [call for call in seen if call.method in ("copy", "copy_batch", "stream_create", "stream_wait")]
+    assert [(call.method, call.args[4]) for call in enqueued] == [("copy_batch", stream.handle)]
+    assert same(leaves, up)
 
 
 def test_a_driver_that_turns_out_to_have_no_call_for_several_copies_is_asked_once(need, device, monkeypatch):

@@ -87,10 +87,10 @@ def test_sources_live_until_the_stream_has_passed(need, hold):
     assert same(wanted, down(up))
 
 
-@pytest.mark.parametrize("which", ["legacy", "per thread", "none named"])
-def test_on_a_default_stream_another_one_takes_the_batch_ordered_by_two_events(need, recorded, which):
+@pytest.mark.parametrize("which", ["legacy", "none named"])
+def test_on_the_legacy_stream_another_one_takes_the_batch_ordered_by_two_events(need, recorded, which):
     need("volume_batch")
-    stream = {"legacy": dm.legacy_default_stream, "per thread": dm.per_thread_default_stream}.get(which, lambda: 0)()
+    stream = dm.legacy_default_stream() if which == "legacy" else 0
     leaves = parts(10)
     with recorded.during() as seen:
         up = dm.to_device_many(leaves, stream)
@@ -108,6 +108,19 @@ def test_on_a_default_stream_another_one_takes_the_batch_ordered_by_two_events(n
         up = dm.to_device_many(parts(3), stream)
     assert set(copies(seen)) == {"copy_strided"}, "not worth two events"
     dm.synchronize()
+
+
+@pytest.mark.parametrize("count", [2, 10])
+def test_the_per_thread_stream_takes_the_batch_itself(need, recorded, count):
+    need("volume_batch")
+    stream, leaves = dm.per_thread_default_stream(), parts(count)
+    with recorded.during() as seen:
+        up = dm.to_device_many(leaves, stream)
+    enqueued = [
+        call for call in seen if call.method in ("copy_strided", "copy_3d_batch", "stream_create", "stream_wait")
+    ]
+    assert [(call.method, call.args[2]) for call in enqueued] == [("copy_3d_batch", stream.handle)]
+    assert same(leaves, down(up))
 
 
 def test_a_driver_without_the_call_for_rows_keeps_that_for_runs(need, device, monkeypatch):
