@@ -157,12 +157,22 @@ void watch_end(struct op *op)
     op->watched = false;
 }
 
-/* The child of a fork has its own memory, as it would have had, and nothing is noted in it. */
+/* The child of a fork has its own memory, as it would have had, and nothing is noted in it. What the parent writes from here on it
+ * does not see: a private mapping of the file would show that on each page that the child has not written to. */
 void watch_after_fork_in_child(void)
 {
     atomic_store(&notes, -1);
-    if (pinned_heap.file >= 0)
-        mmap(program_page(0), pinned_heap.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, pinned_heap.file, 0);
+    int file = pinned_heap.file;
+    if (file < 0) return;
+    mmap(program_page(0), pinned_heap.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE | MAP_ANONYMOUS, -1, 0);
+    for (off_t from = 0, to; (from = lseek(file, from, SEEK_DATA)) >= 0; from = to) {
+        to = lseek(file, from, SEEK_HOLE);
+        while (from < to) {
+            ssize_t bytes = pread(file, program_page(0) + from, (size_t)(to - from), from);
+            if (bytes <= 0) return;
+            from += bytes;
+        }
+    }
 }
 
 /* Note accesses in a file, with the stack that the handler of a signal writes there. 0, or -1 where the heap is mapped once. */

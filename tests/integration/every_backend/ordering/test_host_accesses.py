@@ -112,6 +112,26 @@ print("ends")
 """
 
 
-def test_the_child_of_a_fork_has_memory_of_its_own(emulated, device):
-    done = run(["-W", "error::devmem.DevmemWarning", "-c", FORK], DEVMEM_BACKEND=device.backend)
+LATER = """
+import os, numpy as np, devmem as dm
+host = dm.pinned_array(1 << 16, np.uint8)
+dm.to_device(host)
+host[...] = 1
+(here, there), (before, after) = os.pipe(), os.pipe()
+child = os.fork()
+if not child:
+    os.write(there, b".")
+    os.read(before, 1)                 # the parent has written
+    os._exit(int(host.sum()) != 1 << 16)
+os.read(here, 1)
+host[...] = 3
+os.write(after, b".")
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+print("ends")
+"""
+
+
+@pytest.mark.parametrize("program", [FORK, LATER], ids=["beside a copy", "while the parent writes"])
+def test_the_child_of_a_fork_has_memory_of_its_own(emulated, device, program):
+    done = run(["-W", "error::devmem.DevmemWarning", "-c", program], DEVMEM_BACKEND=device.backend)
     assert (done.returncode, done.stdout) == (0, "ends\n"), done.stderr
