@@ -24,7 +24,8 @@ from threading import get_ident
 from typing import Any, cast
 
 from ..spi.driver import FullDriver, GraphCall
-from ..spi.errors import BackendError
+from ..spi.errors import BackendError, UnsupportedError
+from ..spi.types import Capability
 from .driver_parts import DriverState, Part
 from .vendor_functions import CAPTURE_STATUSES, CAPTURE_UNSUPPORTED, INVALID_HANDLE
 
@@ -71,18 +72,32 @@ class Graphs(Part):
     def synchronize(self, wait: Callable[[], object]) -> None:
         """Wait for the device by the vendor's function, once no other thread makes a graph.
 
-        The vendors refuse that wait, and drop the graph, while a stream is captured in any mode.
+        The vendors refuse that wait, and drop the graph, while a stream is captured in any mode. So it is not made while another
+        library captures one of the driver's own.
         """
         for last in range(TRIES):
             ended = time.monotonic() + PATIENCE
             while self._others_make_graphs() and time.monotonic() < ended:
                 time.sleep(0.0001)
+            self._check_not_captured()
             try:
                 wait()
                 return
             except BackendError as error:
                 if error.code != CAPTURE_UNSUPPORTED or last == TRIES - 1:
                     raise
+
+    def _check_not_captured(self) -> None:
+        info = getattr(self._driver, "info", None)  # None where the device could not be opened
+        for stream in list(self._streams) if info is not None and Capability.CAPTURE in info.capabilities else ():
+            captured = False
+            with suppress(BackendError):  # another thread has destroyed it meanwhile
+                captured = stream not in self._being_made and self._driver.capturing(stream)
+            if captured:
+                raise UnsupportedError(
+                    f"the stream {stream:#x}, or one that it waits for, is capturing a graph, which a wait for the whole "
+                    f"device would end: call it outside of the capture"
+                )
 
     def _others_make_graphs(self) -> bool:
         me = get_ident()

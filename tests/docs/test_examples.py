@@ -25,8 +25,17 @@ NAMES = [
 ]
 NAMES += [f"memory.{name}" for name in devmem.memory.__all__] + [f"spill.{name}" for name in devmem.spill.__all__]
 #: Methods that only devmem itself calls, and writers of extensions.
-INTERNAL = {"put", "like", "stream_in_force", "destroy", "waits_for", "is_capturing", "check_not_recorded", "relieve"}
-INTERNAL |= {"check_waitable", "order_handle", "ordering_stream", "driver", "entered", "opened"}
+INTERNAL = {"put", "like", "stream_in_force", "destroy", "waits_for", "is_capturing", "relieve"}
+INTERNAL |= {
+    "check_not_captured",
+    "check_not_recorded",
+    "check_waitable",
+    "order_handle",
+    "ordering_stream",
+    "driver",
+    "entered",
+    "opened",
+}
 NAMES += [
     f"{name}.{method}"
     for name in ("DeviceNDArray", "Stream", "Event", "Device", "spill.Store")

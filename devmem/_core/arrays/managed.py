@@ -102,16 +102,20 @@ def prefetch(
         to, chosen = _place_of(opened, to_host, device, numa_node), opened.streams.stream_of(stream)
         chosen.check_not_recorded("to prefetch managed memory")
         plain = to.kind is PlaceKind.HOST or to == Place(PlaceKind.DEVICE, opened.handle.info.ordinal)
-        with CurrentDevice(opened.handle) as driver, StreamUse(chosen, *owners):
-            if plain and not discard and (len(ranges) == 1 or not opened.handle.has(Capability.MANAGED_PLACES)):
-                for ptr, nbytes in ranges:
-                    driver.prefetch(ptr, nbytes, to.kind is PlaceKind.HOST, chosen.handle)
-                continue
+        each = plain and not discard and (len(ranges) == 1 or not opened.handle.has(Capability.MANAGED_PLACES))
+        if not each:
             opened.handle.require(
                 Capability.MANAGED_PLACES, f"prefetch managed memory to {to.kind} {to.number}", WITHOUT
             )
-            ptrs, sizes = zip(*ranges, strict=True)
-            _on_created(opened, chosen, lambda on: driver.prefetch_to(ptrs, sizes, to, on, discard=discard))  # noqa: B023
+        with CurrentDevice(opened.handle) as driver:
+            chosen.check_not_captured("a prefetch of managed memory")
+            with StreamUse(chosen, *owners):
+                if each:
+                    for ptr, nbytes in ranges:
+                        driver.prefetch(ptr, nbytes, to.kind is PlaceKind.HOST, chosen.handle)
+                    continue
+                ptrs, sizes = zip(*ranges, strict=True)
+                _on_created(opened, chosen, lambda on: driver.prefetch_to(ptrs, sizes, to, on, discard=discard))  # noqa: B023
 
 
 def discard(arrays: Iterable[ManagedNDArray], stream: StreamLike) -> None:
@@ -121,8 +125,10 @@ def discard(arrays: Iterable[ManagedNDArray], stream: StreamLike) -> None:
         chosen = opened.streams.stream_of(stream)
         chosen.check_not_recorded("to discard managed memory")
         ptrs, sizes = zip(*ranges, strict=True)
-        with CurrentDevice(opened.handle) as driver, StreamUse(chosen, *owners):
-            _on_created(opened, chosen, lambda on: driver.discard(ptrs, sizes, on))  # noqa: B023
+        with CurrentDevice(opened.handle) as driver:
+            chosen.check_not_captured("managed memory that is discarded")
+            with StreamUse(chosen, *owners):
+                _on_created(opened, chosen, lambda on: driver.discard(ptrs, sizes, on))  # noqa: B023
 
 
 def _place_of(opened: OpenDevice, to_host: bool, device: object, numa_node: object) -> Place:

@@ -396,10 +396,11 @@ class CopyEngine:
         else:
             locks = self.page_locks
             with locks.hold_page_locks(*extent(host)) if locks.segments else _NOTHING_LOCKED:
+                if kind is D2H or not stream.simple:
+                    stream.check_waitable()
                 if kind is H2D:
                     self._put_packed(device, host, stream, blocking)
                 else:
-                    stream.check_waitable()
                     get = {PACKED: self._get_packed, Route.SPAN: self._get_span}
                     get.get(plan.route, self._get_sparse)(device, host, stream)
         return plan

@@ -28,7 +28,10 @@ from ..base.rows import Rows, is_pitched
 from ..lifetime.page_locks import PageLockTable
 from ..ordering.completions import CompletionTracker
 from ..ordering.stream import Stream
+from .host_memory import HostMemory, host_memory_of
 
+#: What drivers refuse while they capture a graph. They are not kept from it by a question before each copy, which costs a call.
+PAGEABLE = "a copy of pageable host memory: give it a pinned_array(), or register() the array before the capture"
 H2D, D2D = CopyKind.H2D, CopyKind.D2D  # an enum's attribute takes as long as a call
 _NOTHING_LOCKED: AbstractContextManager[None] = nullcontext()
 
@@ -90,11 +93,18 @@ class Submitter:
                         continue
                     if host is not None and rows is None:
                         self.completions.keep_interrupted(error, stream, host)
+                    if host is not None and isinstance(error, BackendError):
+                        with suppress(BackendError):  # the first one is to be told
+                            if self._is_pageable(host):
+                                stream.check_not_captured(PAGEABLE)
                     raise
                 if locks.segments is not before and not blocking and self._shares_pages(host, stream):
                     with self.waiting("the stream"):  # as above, of pages that were locked meanwhile
                         self.handle.driver.stream_synchronize(stream.handle)
                 return running
+
+    def _is_pageable(self, host: npt.NDArray[Any]) -> bool:
+        return host_memory_of(self.handle, self.page_locks, host) not in (HostMemory.LOCKED, HostMemory.MANAGED)
 
     def _shares_pages(self, host: npt.NDArray[Any] | None, stream: Stream) -> bool:
         """Whether host memory that no registration names is on pages that are locked, and the driver may still use it."""
@@ -117,6 +127,7 @@ class Submitter:
         except BaseException as error:
             if len(steps) > 1:  # some of it may be on its way, and the caller is about to let go of both sides
                 with suppress(DevmemError):
+                    stream.check_waitable()
                     self.handle.driver.stream_synchronize(stream.handle)
             if host is not None:
                 self.completions.keep_interrupted(error, stream, host)

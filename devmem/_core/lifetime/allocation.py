@@ -150,9 +150,19 @@ class Allocation(AllocationState):
                 self._put_behind(handle, other, last_use)
 
     def wait(self) -> None:
-        """Wait until all that devmem enqueued on the block is done. The device is entered."""
+        """Wait until all that devmem enqueued on the block is done. The device is entered.
+
+        Raises
+        ------
+        UnsupportedError
+            A graph is captured on one of its streams; nothing has been waited for.
+        """
         with self.queue.streams.leases.hold():
-            for other, last_use in self.uses().items():
+            uses = self.uses()
+            for other, last_use in uses.items():
+                if last_use is None and other.device_handle is self.device_handle and not other.closed:
+                    other.check_waitable()
+            for other, last_use in uses.items():
                 if last_use is not None:
                     last_use.synchronize()
                 elif other.device_handle is not self.device_handle:

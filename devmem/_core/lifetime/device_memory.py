@@ -6,6 +6,9 @@
 # Decision: docs/adr/0014-interrupts-and-handlers-may-come-anywhere.md
 from __future__ import annotations
 
+from contextlib import suppress
+
+from ...spi.errors import BackendError
 from ...spi.types import LEGACY_STREAM, AllocFlags, Capability, HostMemoryInfo, MemoryInfo, MemoryKind
 from ...toolkit.deferred_errors import FirstError
 from ..base.device_handle import CurrentDevice, DeviceHandle
@@ -61,6 +64,12 @@ class DeviceMemory:
             made.ptr = heap.allocate(nbytes, stream.handle)
         except MemoryError as error:
             made.ptr = self.recovery.recover(heap, nbytes, stream, error)
+        except BackendError:
+            with suppress(BackendError):  # the first one is to be told
+                stream.check_not_captured(
+                    "new memory of the driver: make the array before, or from a pool that has room"
+                )
+            raise
         heap.live[made.ptr] = nbytes
         made.__class__ = self.owned
         return made

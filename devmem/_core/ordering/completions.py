@@ -324,6 +324,7 @@ class CompletionTracker:
 
     def _wait_or_leak(self, stream: Stream, keep: object) -> None:
         try:
+            stream.check_waitable()
             self.handle.driver.stream_synchronize(stream.handle)
         except DevmemError:
             leaked.append(keep)

@@ -77,8 +77,8 @@ if TYPE_CHECKING:
 else:
     _Advice = advise(
         STREAM,
-        "check_not_recorded check_waitable destroy device_handle is_capturing is_default order_handle ordering_stream owned "
-        "plain recorder services simple waits_for",
+        "check_not_captured check_not_recorded check_waitable destroy device_handle is_capturing is_default order_handle "
+        "ordering_stream owned plain recorder services simple waits_for",
     )
 
 
@@ -224,6 +224,8 @@ class Stream(StreamState, EventStream, _Advice):
 
         Raises
         ------
+        UnsupportedError
+            A graph is captured on the stream.
         BackendError
             The wait failed, or work on the stream did.
         ClosedError, ForkedError
@@ -237,11 +239,17 @@ class Stream(StreamState, EventStream, _Advice):
         """
         self.check_not_recorded("to wait for a stream")
         with CurrentDevice(self.device_handle) as driver:
+            self.check_waitable()
             driver.stream_synchronize(self.handle if self.plain else self._handle_here())
             self.services.poll()
 
     def query(self) -> bool:
         """Whether all work enqueued on this stream is done; does not wait.
+
+        Raises
+        ------
+        UnsupportedError
+            A graph is captured on the stream.
 
         Examples
         --------
@@ -251,6 +259,7 @@ class Stream(StreamState, EventStream, _Advice):
         """
         self.check_not_recorded("to ask a stream")
         with CurrentDevice(self.device_handle) as driver:
+            self.check_waitable()
             return bool(driver.stream_query(self._handle_here()))
 
     def wait(self, event: Event | Stream) -> None:
@@ -363,9 +372,14 @@ class Stream(StreamState, EventStream, _Advice):
         >>> stream.closed
         True
         """
-        if self.owned is None or (core is not None and core.close_stream(self) is not None):
+        if self.owned is None:
             return
         self.check_not_recorded("to close a stream")
+        if not self.simple:
+            with CurrentDevice(self.device_handle):
+                self.check_waitable()
+        if core is not None and core.close_stream(self) is not None:
+            return
         with CurrentDevice(self.device_handle) as driver:
             driver.stream_synchronize(self.handle)
             self.services.poll()
@@ -396,15 +410,20 @@ class Stream(StreamState, EventStream, _Advice):
         if self.recorder is not None:
             self.recorder.refuse(what)
 
-    def check_waitable(self) -> None:
-        """Raise where a graph is captured on the stream: to wait for it would end the capture. The device is entered.
+    def check_not_captured(self, what: str) -> None:
+        """Raise UnsupportedError, saying what a graph cannot have, where one is captured on the stream. The device is entered."""
+        if self.is_capturing():
+            raise UnsupportedError(f"{self!r} is capturing a graph, which cannot have {what}")
 
-        Called by whatever waits for what it enqueues, before it enqueues anything.
+    def check_waitable(self) -> None:
+        """Raise where a graph is captured on the stream: to wait for it, or to ask for it, would end the capture.
+
+        Called by whatever waits for what it enqueues, before it enqueues anything. The device is entered.
         """
         if self.is_capturing():
             raise UnsupportedError(
-                f"{self!r} is capturing a graph, which a call that waits would end: name the stream in the call, give it arrays "
-                f"that need no gathering on the host, or call it outside of the capture"
+                f"{self!r} is capturing a graph, which a call that waits or asks for it would end: name the stream in the call, "
+                f"give it arrays that need no gathering on the host, or call it outside of the capture"
             )
 
     def order_handle(self) -> int:

@@ -222,6 +222,8 @@ class StreamTable:
     def idle(self) -> set[int]:
         """Handles of streams on which nothing runs or waits: devmem's own, and the default ones where none of those is busy.
 
+        A stream on which a graph is captured is not asked, which would end the capture, and counts as busy.
+
         None while some library captures a graph that the legacy stream would be drawn into. The device is entered.
         """
         if self.handle.capturing(LEGACY_STREAM):
@@ -229,7 +231,7 @@ class StreamTable:
         query = self.handle.driver.stream_query
         with self.leases.hold():
             own = [each.handle for each in list(self._handles.values()) if not each.leaving]
-            found = {handle for handle in own if query(handle)}
+            found = {handle for handle in own if not self.handle.capturing(handle) and query(handle)}
             # The legacy stream waits for the others.
             found.update(each for each in (LEGACY_STREAM, PER_THREAD_STREAM) if len(found) >= len(own) and query(each))
         return found

@@ -18,10 +18,11 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from contextlib import suppress
 from threading import get_ident
 
 from ...spi.driver import Driver
-from ...spi.errors import DevmemError, LayoutError, OutOfMemory
+from ...spi.errors import DevmemError, LayoutError, OutOfMemory, UnsupportedError
 from ...spi.memory import MemoryResource
 from ...spi.sizes import exact_size
 from ...spi.types import LEGACY_STREAM
@@ -106,7 +107,8 @@ class Pool(Adaptor, ABC):
         reuse.reclaim_completed()
         cached = self._released(keep_bytes)
         if (cached > keep_bytes or (keep_nothing and reuse.queue.waiting)) and not reuse.any_capturing():
-            reuse.wait_for_device()
+            with suppress(UnsupportedError):  # a stream of which this pool knows nothing is captured
+                reuse.wait_for_device()
             cached = self._released(keep_bytes)
         self._lists.ask(self._lists.drop_empty_caches)
         if keep_nothing:

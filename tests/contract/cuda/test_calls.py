@@ -222,10 +222,12 @@ def test_streams_and_events(count: Count, entering: dict[str, int]) -> None:
     assert count(event.query) == {**entering, **UNSEEN, "cuEventQuery": 1}
     assert count(event.synchronize) == {**entering, **UNSEEN, "cuEventSynchronize": 1}
     assert count(lambda: event.wait(stream)) == {**entering, "cuStreamWaitEvent": 1}
-    assert count(stream.query) == {**entering, "cuStreamQuery": 1}
-    assert count(stream.synchronize) == {**entering, "cuStreamSynchronize": 1}
+    # Either would end a capture on the stream, and so is not asked for while there is one.
+    assert count(stream.query) == {**entering, "cuStreamIsCapturing": 1, "cuStreamQuery": 1}
+    assert count(stream.synchronize) == {**entering, "cuStreamIsCapturing": 1, "cuStreamSynchronize": 1}
     assert count(event.close) == entering
-    assert count(stream.close) == {**entering, "cuStreamSynchronize": 1}
+    twice = {name: 2 * times for name, times in entering.items()}
+    assert count(stream.close) == {**twice, "cuStreamIsCapturing": 1, "cuStreamSynchronize": 1}
     assert count(stream.close) == {}
     # What was closed is asked whether it has passed, and used again; or it is destroyed.
     assert count(lambda: streams.append(dm.stream())) == {**entering, "cuStreamQuery": 1}
@@ -242,7 +244,9 @@ def test_memory_info_and_synchronize(count: Count, entering: dict[str, int]) -> 
     seen = count(dm.memory_info)
     assert seen.pop("cuMemGetInfo") == 1
     assert {name for name in seen if not name.startswith("cuCtx")} <= {"cuMemPoolGetAttribute", *UNSEEN}
-    assert count(dm.synchronize) == {**entering, "cuCtxSynchronize": 1}
+    seen = count(dm.synchronize)
+    assert seen.pop("cuStreamIsCapturing") >= 2, "no stream is captured"
+    assert seen == {**entering, "cuCtxSynchronize": 1}
 
 
 def test_host_memory_comes_from_one_call_each(count: Count, entering: dict[str, int]) -> None:

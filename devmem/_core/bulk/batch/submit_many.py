@@ -95,9 +95,11 @@ def _enqueue(
             running = each()
         opened.completions.keep_host_side(running, stream, *keep)
     except BaseException:
-        for one in {on, handle}:  # some of it may be on its way, and the caller is about to let go of both sides
-            with suppress(DevmemError):
-                driver.stream_synchronize(one)
+        with suppress(DevmemError):
+            stream.check_waitable()
+            for one in {on, handle}:  # some of it may be on its way, and the caller is about to let go of both sides
+                with suppress(DevmemError):
+                    driver.stream_synchronize(one)
         raise
     if kind in _PATHS:
         opened.statistics.count(_PATHS[kind], nbytes, began, why=why, stream=stream)

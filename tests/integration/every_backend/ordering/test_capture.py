@@ -99,6 +99,21 @@ def test_a_call_that_waits_is_refused_before_it_begins(captured, name, how):
     assert np.array_equal(array.copy_to_host(), DATA)
 
 
+@pytest.mark.parametrize("verb", ["synchronize", "query", "close", "auto_synchronize"])
+def test_a_stream_that_captures_is_neither_asked_nor_waited_for(captured, verb):
+    stream, driver = captured
+    begin(driver, stream)
+    with pytest.raises(dm.UnsupportedError, match="is capturing a graph"):
+        if verb == "auto_synchronize":
+            with stream.auto_synchronize():
+                pass
+        else:
+            getattr(stream, verb)()
+    assert set(driver.asked) <= HARMLESS
+    driver.stream = None
+    stream.close()
+
+
 def test_work_on_the_named_stream_goes_on(captured):
     stream, driver = captured
     array, pinned = dm.to_device(DATA), dm.pinned_array(24, "f4")

@@ -32,7 +32,9 @@ DATA = np.arange(1000, dtype=np.int32)
 
 
 class Foreign:
-    """A capture on a thread of its own, on a stream that devmem has never seen."""
+    """A capture on a thread of its own, on a stream that devmem has never seen, or on `of`, which is one of devmem's."""
+
+    of = None
 
     def __init__(self, device, library, create, begin, end, destroy):
         calls = ctypes.CDLL(library)
@@ -42,7 +44,10 @@ class Foreign:
 
         def run():
             with dm.use_backend(device.backend), device.entered():
-                assert create(ctypes.byref(stream), NON_BLOCKING) == 0
+                if self.of is None:
+                    assert create(ctypes.byref(stream), NON_BLOCKING) == 0
+                else:
+                    stream.value = device.opened().handle.stream_numbers.get(self.of.handle, self.of.handle)
                 assert begin(stream, GLOBAL) == 0
                 self.told.set()
                 assert self.asked.wait(patience())
@@ -71,6 +76,71 @@ def foreign(device):
     dm.synchronize()
     yield Foreign(device, *LIBRARIES[device.backend])
     dm.close()  # memory that a graph may use stays until then, and later tests count what is live
+
+
+#: What cannot be captured, of an array, managed memory and the stream on which another library captures a graph.
+REFUSED = {
+    "synchronize": lambda array, managed, stream: stream.synchronize(),
+    "query": lambda array, managed, stream: stream.query(),
+    "close": lambda array, managed, stream: stream.close(),
+    "add_callback": lambda array, managed, stream: stream.add_callback(print),
+    "pageable upload": lambda array, managed, stream: array.copy_to_device(DATA, stream=stream),
+    "pageable download": lambda array, managed, stream: array.copy_to_host(stream=stream),
+    "pageable rows": lambda array, managed, stream: array.reshape(2, 500)[:, :250].copy_to_device(
+        DATA.reshape(2, 500)[:, 250:], stream=stream
+    ),
+    "gathered upload": lambda array, managed, stream: array.copy_to_device(DATA[::-1], stream=stream),
+    "many pageable ones": lambda array, managed, stream: dm.to_device_many([DATA, DATA[::2]], stream),
+    "to be sent": lambda array, managed, stream: array.get_ipc_handle(),
+    "prefetch": lambda array, managed, stream: dm.prefetch_managed([managed], stream=stream),
+    "prefetch to a place": lambda array, managed, stream: dm.prefetch_managed([managed], numa_node=0, stream=stream),
+    "discard": lambda array, managed, stream: dm.discard_managed([managed], stream=stream),
+}
+NEEDS = {
+    "to be sent": ("ipc",),
+    "prefetch": ("managed",),
+    "prefetch to a place": ("managed", "managed_places"),
+    "discard": ("managed", "managed_places"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_captured_is_refused_and_spoils_nothing(foreign, need, name):
+    need(*NEEDS.get(name, ()))
+    foreign.of = stream = dm.stream(non_blocking=True)
+    managed = dm.managed_array(1000) if "managed" in NEEDS.get(name, ()) else None
+    with dm.use_memory("driver"):
+        array = dm.to_device(DATA, stream=stream)
+    dm.to_device_many([DATA, DATA[::2]], stream)  # what it needs is there
+    stream.synchronize()
+    with foreign:
+        with pytest.raises(dm.UnsupportedError, match=r"is capturing a graph|cannot discard"):
+            REFUSED[name](array, managed, stream)
+        trimmed_meanwhile()
+    assert foreign.result == 0
+    assert not stream.closed
+    stream.synchronize()
+    assert np.array_equal(array.copy_to_host(), DATA)
+
+
+def trimmed_meanwhile():
+    dm.memory_info()
+    dm.trim()
+
+
+@pytest.mark.parametrize("memory", ["driver", "pool", "stream_ordered"])
+def test_memory_is_trimmed_while_another_library_captures_a_stream_of_ours(foreign, need, memory):
+    if memory == "stream_ordered":
+        need("stream_ordered")
+    foreign.of = stream = dm.stream(non_blocking=True)
+    with dm.use_memory(memory):
+        arrays = [dm.to_device(DATA, stream=each) for each in (stream, 0, dm.stream())]
+        dm.copy_async(DATA).result()  # by slots that grow
+        with foreign:
+            arrays.clear()
+            gc.collect()
+            dm.trim()
+    assert foreign.result == 0
 
 
 def uploads(stream, source):
