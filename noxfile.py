@@ -457,6 +457,20 @@ def newer(session: nox.Session) -> None:
 
 @nox.session(python="3.14t")
 def free_threaded(session: nox.Session) -> None:
-    """The tests of single modules without a GIL, by hand: devmem is not said to work there. AMD's binding has no wheel for it."""
+    """The whole suite without a GIL, on the host and over both emulated drivers, by hand: devmem is not said to work there.
+
+    On Python's core, as the compiled one is not loaded there. AMD's binding has no wheel for it: HIP is called through ctypes.
+    """
     session.install("-e", ".[demo]", *(each for each in pinned("test") if not each.startswith("hip-python")))
-    session.run("python", "-m", "pytest", "-q", *(session.posargs or ["tests/unit"]))
+    core, ctypes = {"DEVMEM_NATIVE": "0"}, {"DEVMEM_ROC_PROVIDER": "ctypes"}
+    if session.posargs:
+        session.run("python", "-m", "pytest", "-q", *session.posargs, env=core)
+        return
+    session.run("python", "-m", "pytest", "-q", env=core)
+    for backend, own, settings in (
+        ("cuda", "tests/contract/cuda", {}),
+        ("roc", "tests/contract/roc/test_traps.py", ctypes),
+    ):
+        emulated(session, backend, EVERY_BACKEND, "tests/fuzz", **core, **settings)
+        for alone in (f"tests/contract/drivers/test_{backend}.py", own):  # these want the driver to themselves
+            emulated(session, backend, alone, **core, **settings)

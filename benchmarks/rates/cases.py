@@ -196,7 +196,7 @@ def many(effort: Effort, data: Data) -> Iterator[Case]:
 
 
 def on_streams(effort: Effort) -> Iterator[Case]:
-    """Page-locked blocks on a stream of their own: by one call for many, and by replays of a recorded plan."""
+    """Page-locked blocks on a stream of their own: one by one, by one call for many, and by replays of a plan."""
     count, each = effort.many, 32 * KiB
 
     def blocks(library: Library) -> tuple[Any, list[Array]]:
@@ -205,6 +205,18 @@ def on_streams(effort: Effort) -> Iterator[Case]:
         source = dm.pinned_array((count, each // 4), np.float32)
         source[...] = np.random.default_rng().random(source.shape, np.float32)
         return dm.stream(non_blocking=True), list(source)
+
+    def singles(library: Library) -> Task:
+        stream, sources = blocks(library)
+        devices = [dm.device_array(source.shape, source.dtype) for source in sources]
+
+        def run() -> None:
+            for device, source in zip(devices, sources, strict=True):
+                device.copy_to_device(source, stream=stream)
+            stream.synchronize()
+
+        told = str(dm.current_device().info.facts.get("copy_calls", "the driver's one call"))
+        return Task(run, lambda _: _all_on_device(library, devices, sources), uses=count, note=told)
 
     def batch(library: Library) -> Task:
         stream, sources = blocks(library)
@@ -232,6 +244,7 @@ def on_streams(effort: Effort) -> Iterator[Case]:
 
     group = f"{count:,} page-locked arrays of 32 KiB, on a stream"
     yield Case("h2d-batch", "up, into new arrays, by one verb", group, each, "GB/s", batch)
+    yield Case("h2d-singles", "up, into the same arrays, one by one", group, each, "GB/s", singles)
     yield Case("h2d-replay", "up, into the same arrays, by a recorded plan", group, each, "GB/s", replay)
 
 

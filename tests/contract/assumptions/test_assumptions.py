@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -328,3 +331,89 @@ def test_hints_for_managed_memory_take_any_size(driver: Any, stream: int, nbytes
     driver.prefetch(ptr, nbytes, False, stream)
     driver.stream_synchronize(stream)
     driver.free(ptr, nbytes, LEGACY_STREAM, MemoryKind.MANAGED)
+
+
+def nodes_of(address: int) -> set[int]:
+    """The NUMA nodes on which the pages of an address's mapping lie, as the system says; none where it does not."""
+    try:
+        lines = Path("/proc/self/numa_maps").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return set()
+    there = max(
+        (line for line in lines if int(line.split()[0], 16) <= address), key=lambda line: int(line.split()[0], 16)
+    )
+    return {int(node) for node in re.findall(r" N(\d+)=", there)}
+
+
+def test_page_locked_memory_lies_on_the_devices_own_node(driver: Any) -> None:
+    """CUDA's by the policy of the thread that allocates, HIP's by the runtime itself."""
+    need(driver, kind="pinned")
+    node = driver.info.facts.get("pinned_node", -1)
+    if node < 0:
+        pytest.skip("the machine has one NUMA node, or the driver does not tell which is nearest")
+    nbytes = 8 << 20  # a mapping of its own
+    ptr = driver.alloc(nbytes, LEGACY_STREAM, MemoryKind.PINNED)
+    ctypes.memset(ptr, 1, nbytes)
+    found = nodes_of(ptr)
+    driver.free(ptr, nbytes, LEGACY_STREAM, MemoryKind.PINNED)
+    if not found:
+        pytest.skip("the system does not tell where page-locked memory lies")
+    assert found == {node}
+
+
+@pytest.fixture
+def coherent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over an emulator, devices that use the host's memory in place."""
+    if "DEVMEM_EMULATOR" in os.environ:
+        monkeypatch.setenv("DEVMEM_EMULATOR_COHERENCE", "2")
+        monkeypatch.setenv("HSA_XNACK", "1")
+        dm.close()
+
+
+def test_host_memory_is_used_in_place(coherent: None, driver: Any, stream: int) -> None:
+    """Copies and fills take any address of the host, on both sides, where the device says so."""
+    if not driver.info.coherence:
+        pytest.skip("the device takes no addresses of the host's memory: neither HMM nor ATS")
+    nbytes = 4 << 20
+    host, ptr = np.zeros(nbytes, np.uint8), driver.alloc(nbytes, LEGACY_STREAM)
+    driver.fill(host.ctypes.data, 7, 1, nbytes // 2, stream)
+    driver.stream_synchronize(stream)  # a pageable source may be read at once
+    driver.copy(ptr, host.ctypes.data, nbytes, CopyKind.D2D, stream, blocking=False)
+    driver.fill(ptr, 9, 1, 16, stream)
+    driver.copy(host.ctypes.data + nbytes // 2, ptr, nbytes // 2, CopyKind.D2D, stream, blocking=False)
+    driver.stream_synchronize(stream)
+    driver.free(ptr, nbytes, LEGACY_STREAM)
+    assert (host[: nbytes // 2] == 7).all()
+    assert (host[nbytes // 2 :][:16] == 9).all() and (host[nbytes // 2 :][16:] == 7).all()
+
+
+def test_a_stream_of_a_green_context_is_taken(driver: Any) -> None:
+    """The driver names the primary context for it, and devmem's memory and events are used on it."""
+    if driver.info.backend != "cuda":
+        pytest.skip("the vendor has no contexts")
+    cu = pytest.importorskip("cuda.bindings.driver")
+
+    def ok(call: str, *arguments: Any) -> Any:
+        try:
+            error, *found = getattr(cu, call)(*arguments)
+        except (AttributeError, RuntimeError) as missing:  # of the binding, or of the driver
+            pytest.skip(f"there is no {call}: {missing}")
+        assert int(error) == 0, f"{call}: {error}"
+        return found[0] if found else None
+
+    device = ok("cuDeviceGet", driver.info.ordinal)
+    units = ok("cuDeviceGetDevResource", device, cu.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
+    described = ok("cuDevResourceGenerateDesc", [units], 1)
+    flags = cu.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+    green = ok("cuGreenCtxCreate", described, device, flags)
+    handle = ok("cuGreenCtxStreamCreate", green, cu.CUstream_flags.CU_STREAM_NON_BLOCKING, 0)
+    stream = dm.external_stream(int(handle))
+    array = dm.to_device(np.arange(1000), stream=stream)
+    other = dm.stream()
+    other.wait(stream)
+    assert np.array_equal(array.copy_to_host(stream=other), np.arange(1000))
+    del array
+    dm.synchronize()
+    dm.trim()
+    ok("cuStreamDestroy", handle)
+    ok("cuGreenCtxDestroy", green)

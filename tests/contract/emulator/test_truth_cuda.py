@@ -718,6 +718,7 @@ def pointers(*addresses):
 @claims("Memory Management (cuMemcpyBatchAsync)")
 class TestBatches:
     def test_one_call_makes_many_copies(self, block, stream):
+        """By the reference, "Performs a batch of memory copies. The batch as a whole executes in stream order"."""
         source, back = sample(), np.zeros(4096, np.uint8)
         order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
         here, there = (
@@ -740,6 +741,7 @@ class TestBatches:
         assert (read(block, 4096) == source).all()
 
     def test_one_copy_with_attributes(self, block, stream):
+        """CUDA 13.2's call, for one copy, with the attributes of cuMemcpyBatchAsync."""
         if not hasattr(driver, "cuMemcpyWithAttributesAsync") or ok(driver.cuDriverGetVersion()) < 13020:
             pytest.skip("the driver, or the binding, has no such call")
         source = sample()
@@ -749,6 +751,7 @@ class TestBatches:
         assert (read(block, 4096) == source).all()
 
     def test_a_source_can_be_read_during_the_call(self, block, stream):
+        """By the reference, "all accesses must be complete before the API call returns"."""
         source = np.full(4096, 3, np.uint8)
         order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL)
         returns(batch(pointers(block), pointers(address_of(source)), [4096], [order], [0], stream), SUCCESS)
@@ -757,11 +760,13 @@ class TestBatches:
         assert (read(block, 4096) == 3).all()
 
     def test_the_legacy_stream_is_refused(self, block):
+        """By the reference, "The stream to enqueue the operations in. Must not be legacy NULL stream"."""
         source = sample()
         order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
         returns(batch(pointers(block), pointers(address_of(source)), [16], [order], [0], LEGACY), INVALID_VALUE)
 
     def test_attributes_are_checked(self, block, stream):
+        """By the reference, "the first entry in attrsIdxs must always be 0"; "numAttrs must be lesser than or equal to count"."""
         source = sample()
         order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
         invalid = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_INVALID)
@@ -772,6 +777,7 @@ class TestBatches:
 
     @emulator_only
     def test_the_copies_of_a_batch_may_run_in_any_order(self, block, stream):
+        """By the reference, "copies within a batch are not guaranteed to execute in any specific order"."""
         source = np.array([1, 2], np.uint8)
         order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
         there, here = pointers(block, block), pointers(address_of(source), address_of(source) + 1)
@@ -781,6 +787,7 @@ class TestBatches:
 
     @emulator_only
     def test_a_pageable_source_in_stream_order_is_read_when_the_stream_reaches_it(self, block, stream):
+        """By the reference, "then the source will be accessed in stream order"."""
         source = np.full(16, 1, np.uint8)
         order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
         with Gate(stream) as gate:
@@ -812,6 +819,7 @@ def volumes(operations, stream, flags=0):
 @claims("Memory Management (cuMemcpy3DBatchAsync)")
 class TestVolumeBatches:
     def test_one_call_makes_many_copies_of_rows(self, block, stream):
+        """By the reference, rowLength is "the length of each row in elements", layerHeight "the height of each layer"."""
         ok(driver.cuMemsetD8(block, 0, 4096))
         ok(driver.cuCtxSynchronize())
         source = sample()
@@ -827,27 +835,33 @@ class TestVolumeBatches:
         assert not found[1024:1280].reshape(2, 128)[:, 64:].any()
 
     def test_without_lengths_rows_and_layers_lie_one_behind_the_other(self, block, stream):
+        """By the reference, zero: "tightly packed according to the copy extent"."""
         source = sample()
         returns(volumes([operation(block, address_of(source), (16, 16, 16))], stream), SUCCESS)
         ok(driver.cuStreamSynchronize(stream))
         assert (read(block, 4096) == source).all()
 
     def test_the_legacy_stream_is_refused(self, block):
+        """By the reference, "The stream to enqueue the operations in. Must not be default NULL stream"."""
         returns(volumes([operation(block, address_of(sample()), (16, 1, 1))], LEGACY), INVALID_VALUE)
 
     def test_flags_are_zero(self, block, stream):
+        """By the reference, "Flags for future use, must be zero now"."""
         returns(volumes([operation(block, address_of(sample()), (16, 1, 1))], stream, 1), INVALID_VALUE)
 
     @pytest.mark.parametrize("size", [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
     def test_no_extent_is_zero(self, block, stream, size):
+        """By the reference, "The width, height and depth of a copy are specified in elements and must not be zero"."""
         returns(volumes([operation(block, address_of(sample()), size)], stream), INVALID_VALUE)
 
     def test_rows_and_layers_are_at_least_as_long_as_the_copy(self, block, stream):
+        """By the reference, "must either be zero or be greater than or equal to the width of the copy"."""
         source = sample()
         returns(volumes([operation(block, address_of(source), (64, 4, 1), 63)], stream), INVALID_VALUE)
         returns(volumes([operation(block, address_of(source), (64, 4, 2), rows=3)], stream), INVALID_VALUE)
 
     def test_each_copy_has_an_order_of_access(self, block, stream):
+        """By the reference, each has to "have a valid srcAccessOrder setting"."""
         returns(volumes([operation(block, address_of(sample()), (16, 1, 1), order=0)], stream), INVALID_VALUE)
 
     @emulator_only
@@ -862,6 +876,7 @@ class TestVolumeBatches:
 
     @emulator_only
     def test_the_copies_of_a_batch_may_run_in_any_order(self, block, stream):
+        """By the reference, "copies within a batch are not guaranteed to execute in any specific order"."""
         source = np.array([1, 2], np.uint8)
         both = [operation(block, address_of(source) + at, (1, 1, 1)) for at in range(2)]
         returns(volumes(both, stream), SUCCESS)
@@ -870,6 +885,7 @@ class TestVolumeBatches:
 
     @emulator_only
     def test_a_pageable_source_in_stream_order_is_read_when_the_stream_reaches_it(self, block, stream):
+        """By the reference, "then the source will be accessed in stream order"."""
         source = np.full(16, 1, np.uint8)
         with Gate(stream) as gate:
             returns(volumes([operation(block, address_of(source), (4, 4, 1))], stream), SUCCESS)
@@ -899,10 +915,12 @@ class TestStreams(truth.Streams, truth.HostFunctions):
         returns(driver.cuStreamCreate(64), INVALID_VALUE)
 
     def test_a_stream_tells_the_context_that_it_was_made_in(self, context):
+        """By the reference, "returns the regular context in pCtx and NULL in pGreenCtx"."""
         mine = ok(driver.cuCtxCreate(0, 0) if SERIES < 13 else driver.cuCtxCreate(None, 0, 0))
         made = ok(driver.cuStreamCreate(0))
         ok(driver.cuCtxPopCurrent())
-        assert int(ok(driver.cuStreamGetCtx_v2(made))[0]) == int(mine) != int(context)
+        found, green = ok(driver.cuStreamGetCtx_v2(made))
+        assert (int(found), int(green)) == (int(mine), 0) and int(mine) != int(context)
         ok(driver.cuCtxDestroy(mine))
 
     def test_a_stream_is_first_in_first_out(self, block, stream):
@@ -1455,6 +1473,7 @@ class TestManagedMemory(truth.ManagedMemory):
         returns(prefetch(block, 4096, device, 0, stream), INVALID_VALUE)
 
     def test_many_ranges_are_prefetched_by_one_call(self, managed, stream):
+        """By the reference, "each entry must be greater than the previous entry and the last entry should be less than count"."""
         batches_of_hints()
         places = [
             location(kind, 0) for kind in (Locations.CU_MEM_LOCATION_TYPE_DEVICE, Locations.CU_MEM_LOCATION_TYPE_HOST)
@@ -1474,6 +1493,7 @@ class TestManagedMemory(truth.ManagedMemory):
             returns(driver.cuMemPrefetchBatchAsync(*arguments), INVALID_VALUE)
 
     def test_other_memory_is_not_discarded(self, block, managed, stream):
+        """By the reference, "must refer to managed memory"; flags "Must be zero"; the stream "Must not be legacy NULL stream"."""
         batches_of_hints()
         here = np.frombuffer((ctypes.c_uint8 * 4096).from_address(managed), np.uint8)
         here[:] = 5
@@ -1484,6 +1504,7 @@ class TestManagedMemory(truth.ManagedMemory):
 
     @pytest.mark.parametrize("moved", [False, True])
     def test_discarded_memory_can_be_written_again(self, managed, stream, moved):
+        """By the reference, "This operation can be undone on any part of the range by either writing to it or prefetching it"."""
         batches_of_hints()
         one = pointers(managed), [4096], 1
         place = location(Locations.CU_MEM_LOCATION_TYPE_DEVICE, 0)
@@ -1497,6 +1518,7 @@ class TestManagedMemory(truth.ManagedMemory):
 
     @emulator_only
     def test_discarded_bytes_change_when_the_stream_reaches_it(self, managed, stream):
+        """By the reference, "The batch as a whole executes in stream order"; reads "will return an indeterminate value"."""
         batches_of_hints()
         here = np.frombuffer((ctypes.c_uint8 * 4096).from_address(managed), np.uint8)
         here[:] = 5
