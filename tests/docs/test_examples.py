@@ -47,6 +47,7 @@ KERNEL_PAGES = "reference/kernels.md", "tutorial/blocks-and-barriers.md"
 #: Pages of reference that are no lists of names to call.
 NO_CODE = {
     "assumptions": "what devmem takes for granted of drivers",
+    "capabilities": "a table of what each backend has",
     "cli": "commands; their examples are in --help",
     "emulator": "commands and variables",
     "exchange-matrix": "results",
