@@ -153,11 +153,10 @@ def _plan(engine: CopyEngine, dst: ArrayView[Any], source: PeerSource, waits: bo
 
 def _is_system(engine: CopyEngine, view: ArrayView[Any]) -> bool:
     """Whether an array is in the host's memory, which the driver does not know: its copies between devices do not take that."""
-    handle = engine.handle
-    if not handle.info.coherence or not handle.knows_pointers:
+    if not engine.coherent:
         return False
-    with CurrentDevice(handle) as driver:
-        return driver.pointer_range(view._ptr) is None
+    with CurrentDevice(engine.handle):
+        return engine.is_system(view)
 
 
 def _reaches(here: CopyEngine, there: CopyEngine) -> bool:

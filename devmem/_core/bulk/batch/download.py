@@ -116,6 +116,8 @@ class _SmallArrays:
         total = sum(steps)
         if not total:
             return [new_host(array._shape, array._dtype) for array in self.arrays]
+        for array in self.arrays:
+            self.opened.copies.await_source(array, self.stream)
         if len(self.allocations) == 1:
             low, high = self._span()
             if high - low <= DENSE * total:

@@ -43,6 +43,34 @@ def test_a_host_array_is_used_in_place(coherent, tmp_path, host):
     assert dm.transfer_stats().keys() <= {"d2h direct", "d2h 2d", "d2h packed", "d2h span"}
 
 
+READS = {
+    "another array": lambda array, stream: read(dm.zeros_like(array), array, stream),
+    "strided": lambda array, stream: read(dm.zeros((array.size // 2,), "u1"), array[::2], stream),
+    "download": lambda array, stream: array.copy_to_host(stream=stream),
+    "into an array": lambda array, stream: array.copy_to_host(np.zeros(array.size, "u1"), stream=stream),
+    "many": lambda array, stream: dm.to_host_many([array, array[1::2]], stream=stream)[0],
+    "in the background": lambda array, stream: dm.copy_async(array, np.zeros(array.size, "u1"), stream=stream).result(),
+}
+
+
+def read(target, array, stream):
+    target.copy_to_device(array, stream=stream)
+    return target.copy_to_host(stream=stream)
+
+
+@pytest.mark.parametrize("nbytes", [1000, 4 << 20])
+@pytest.mark.parametrize("how", READS)
+def test_it_is_read_behind_the_work_on_the_stream(coherent, need, hold, how, nbytes):
+    """Drivers read memory that they do not know at the call: devmem waits for the stream before."""
+    need("hold")
+    stream = dm.stream(non_blocking=True)
+    array = dm.to_device(np.zeros(nbytes, "u1"), copy=False)
+    with hold(stream, patience=0.3, tolerant=True):
+        array.fill(7, stream=stream)
+        seen = READS[how](array, stream)
+    assert (seen == 7).all()
+
+
 def test_both_sides_see_what_the_other_writes(coherent):
     host = np.zeros(1000)
     array = dm.to_device(host, copy=False)
@@ -63,15 +91,13 @@ def test_the_memory_lives_as_long_as_it_is_used(coherent, need, hold):
     host = np.full(1 << 16, 3, np.uint8)
     gone = weakref.ref(host)
     stream = dm.stream(non_blocking=True)
-    array, target = dm.to_device(host, stream, copy=False), dm.device_array(1 << 16, np.uint8)
+    array = dm.to_device(host, stream, copy=False)
     dm.synchronize()
     with hold(stream):
-        target.copy_to_device(array, stream)
+        array.fill(4, stream)
         del host, array
         gc.collect()
         assert gone() is not None
-    stream.synchronize()
-    assert (target.copy_to_host() == 3).all()
     dm.synchronize()
     gc.collect()
     assert gone() is None
