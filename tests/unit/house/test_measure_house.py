@@ -111,7 +111,7 @@ REACHED = {
 # Decision: docs/adr/0018-lines-of-code-have-a-ceiling-in-each-room.md
 CEILINGS = {
     "spi": 6,
-    "toolkit": 22,
+    "toolkit": 23,
     "_core/base": 19,
     "_core/ordering": 13,
     "_core/memory": 12,
