@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
 from cuda.bindings import driver as cu
 
-from ...spi.errors import BackendError, OutOfMemory
-from ...spi.types import LEGACY_STREAM, Box, CopyKind, MemoryKind
+from ...spi.errors import BackendError
+from ...spi.types import LEGACY_STREAM, Box, CopyKind
 from ...toolkit.driver_parts import DriverState, Part
 from ...toolkit.memory import MemoryPool
 from ...toolkit.streams import Streams
@@ -35,10 +31,6 @@ pools: WeakValueDictionary[int, MemoryPool] = WeakValueDictionary()
 contexts: dict[int, Any] = {}
 #: The driver version that brought cuMemcpyWithAttributesAsync; CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE.
 ATTRIBUTES_SINCE, OVERLAP = 13020, 1
-#: How the calls are compared: bytes of a copy, single calls of a round, copies of a batch, and rounds.
-SAMPLE, CALLS, IN_BATCH, ROUNDS = 4096, 16, 32, 5
-#: How much longer one call may take than one for each: what else the machine does must not decide.
-SLACK = 1.25
 PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED, TOO_MANY_PEERS = 704, 705, 711
 
 
@@ -50,11 +42,11 @@ class Copies(Part):
         self._device, self._memory = device, memory
         self._is_page_locked = memory.is_page_locked
         self._capturing = streams.capturing
-        #: Whether single copies of page-locked memory take the call with attributes, which is chosen once; see `choose`.
+        #: Whether single copies of page-locked memory take the call with attributes, which `CopyCalls` chooses once.
         self._with_attributes = False
         #: The pools of devices to whose memory access was enabled, or cannot be.
         self._peers: WeakSet[MemoryPool] = WeakSet()
-        self._own_streams, self._synchronize = streams, streams.stream_synchronize
+        self._synchronize = streams.stream_synchronize
 
     def copy(self, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
         if blocking and stream == LEGACY_STREAM and kind is not _D2D:
@@ -82,83 +74,9 @@ class Copies(Part):
             return False
         return attributes or (kind is not _D2D and self._is_page_locked(src if kind is _H2D else dst))
 
-    def choose(self, driver_version: int, batches: bool) -> tuple[str, bool]:
-        """Choose the calls for copies of page-locked memory by the time until each returns here.
-
-        Returns what is to be told of it, and whether several copies are to be made by one call, if the driver has that.
-        """
-        attributes = driver_version >= ATTRIBUTES_SINCE and hasattr(cu, "cuMemcpyWithAttributesAsync")
-        told = "single copies take the plain calls: those with attributes need CUDA 13.2"
-        if not (attributes or batches):
-            return told, False
-        memory, nbytes, stream, there, here = self._memory, IN_BATCH * SAMPLE, 0, 0, 0
-        unordered = self._streams.unordered
-        try:
-            stream = self._own_streams.stream_create(
-                0, non_blocking=True
-            )  # which waits for no other work of the program
-            there = memory.alloc(nbytes, LEGACY_STREAM)
-            here = memory.alloc(nbytes, LEGACY_STREAM, MemoryKind.PINNED)
-            if attributes:
-                told = self._choose_single(there, here, stream)
-            if batches:
-                batches, of_batches = self._compare_batches(there, here, stream)
-                told = f"{told}; {of_batches}"
-        except BackendError as error:
-            self._with_attributes = False
-            told = f"single copies take the plain calls: the others could not be measured ({error})"
-        finally:
-            if stream:
-                with suppress(BackendError):  # a failure of the copies is the one to be told
-                    self._synchronize(stream)
-                self._own_streams.stream_destroy(stream)
-                self._streams.unordered = unordered
-            memory.free(here, nbytes, LEGACY_STREAM, MemoryKind.PINNED)
-            memory.free(there, nbytes, LEGACY_STREAM)
-        return told, batches
-
-    def _choose_single(self, there: int, here: int, stream: int) -> str:
-        def copies(with_attributes: bool) -> None:
-            self._with_attributes = with_attributes
-            for _ in range(CALLS):
-                self.copy(there, here, SAMPLE, _H2D, stream, blocking=False)
-
-        plain, attributes = (
-            each / CALLS for each in self._least_times(stream, partial(copies, False), partial(copies, True))
-        )
-        self._with_attributes = attributes <= plain
-        chosen = "the call with attributes" if self._with_attributes else "the plain calls"
-        measured = f"{1e6 * attributes:.2f} us with attributes, {1e6 * plain:.2f} us without"
-        return f"single copies of page-locked memory take {chosen}: {measured}"
-
-    def _compare_batches(self, there: int, here: int, stream: int) -> tuple[bool, str]:
-        pairs = [(there + at * SAMPLE, here + at * SAMPLE) for at in range(IN_BATCH)]
-        dsts, srcs = zip(*pairs, strict=True)
-
-        def loop() -> None:
-            for to, origin in pairs:
-                self.copy(to, origin, SAMPLE, _H2D, stream, blocking=False)
-
-        together = partial(self.copy_batch, dsts, srcs, [SAMPLE] * IN_BATCH, _H2D, stream)
-        try:
-            single, batch = self._least_times(stream, loop, together)
-        except OutOfMemory:
-            raise
-        except BackendError as error:
-            return False, f"several copies take a call for each: one call could not be measured ({error})"
-        is_chosen = batch <= SLACK * single
-        chosen = "one call" if is_chosen else "a call for each"
-        measured = f"{IN_BATCH} of them take {1e6 * batch:.2f} us by one call, {1e6 * single:.2f} us by one for each"
-        return is_chosen, f"several copies take {chosen}: {measured}"
-
-    def _least_times(self, stream: int, *calls: Callable[[], object]) -> list[float]:
-        """The least seconds of each, which take turns: all meet what else the machine does."""
-        least = [math.inf] * len(calls)
-        for _ in range(ROUNDS):
-            for at, call in enumerate(calls):
-                least[at] = min(least[at], _time_of(call))
-                self._synchronize(stream)
-        return least
+    def take_attributes(self, taken: bool) -> None:
+        """Make single copies of page-locked memory by the call with attributes, or by the plain ones."""
+        self._with_attributes = taken
 
     def fill(self, dst: int, value: int, width: int, count: int, stream: int) -> None:
         getattr(self._functions, f"MemsetD{8 * width}Async")(dst, value, count, self._streams[stream])
@@ -255,13 +173,6 @@ class Copies(Part):
             access.location.id = self._ordinal
             access.flags = flags
             self._functions.MemPoolSetAccess(pool.handle, [access], 1)
-
-
-def _time_of(call: Callable[[], object]) -> float:
-    """Seconds that a call takes."""
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
 
 
 def _attributes(flags: int) -> Any:

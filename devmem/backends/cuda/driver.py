@@ -12,6 +12,7 @@ from cuda.bindings import driver as cu
 
 from ...spi.errors import BackendError
 from ...spi.types import LEGACY_STREAM, Capability, DeviceInfo, MemoryKind
+from ...toolkit.copy_calls import CopyCalls
 from ...toolkit.deferred_errors import FirstError, fresh_copy
 from ...toolkit.driver_parts import ComposedDriver, DriverState, Part, Taken
 from ...toolkit.graphs import Graphs
@@ -20,7 +21,7 @@ from ...toolkit.memory import READ_AND_WRITE, ForeignMemory, MemoryPool, PoolSha
 from ...toolkit.streams import WORD_BYTES, Events, StreamHolds, Streams
 from ...toolkit.vendor_functions import INVALID_VALUE, NOT_SUPPORTED, RelaxedCapture, StatusErrors, VendorFunctions
 from .binding import STICKY, bind, bind_recorded, code_of, describe
-from .copies import Copies, contexts, pools
+from .copies import ATTRIBUTES_SINCE, Copies, contexts, pools
 from .info import device_info
 from .kernels import Kernels
 from .memory import DEVICE_MAP, Memory, access_of, ipc_bytes, ipc_handle, pointer_data
@@ -147,15 +148,16 @@ class CudaDriver(ComposedDriver):
             if info.facts["memory_pools"]:
                 info = _with_pool(self.pool, info)
             self.memory.node = int(info.facts["pinned_node"])
-            told, batches = self.copies.choose(
-                int(info.facts["driver_version"]), Capability.BATCH_COPY in info.capabilities
-            )
+            newer = int(info.facts["driver_version"]) >= ATTRIBUTES_SINCE
+            newer = newer and hasattr(cu, "cuMemcpyWithAttributesAsync")
+            calls = CopyCalls(self)
+            calls.choose(self.state, info.capabilities, self.copies.take_attributes if newer else None)
         finally:
             context.exit(token)
         self.info = dataclasses.replace(
             info,
-            facts=MappingProxyType({**info.facts, "copy_calls": told}),
-            capabilities=info.capabilities - (set() if batches else {Capability.BATCH_COPY}),
+            facts=MappingProxyType({**info.facts, "copy_calls": "; ".join(calls.told)}),
+            capabilities=info.capabilities - calls.slower,
         )
         self.table = table_of(state, context.primary, self.pool)
         pools[ordinal], contexts[ordinal] = self.pool, context.primary

@@ -7,10 +7,12 @@ import ctypes
 import dataclasses
 from contextlib import suppress
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from ...spi.errors import DevmemError
 from ...spi.types import LEGACY_STREAM, Capability, MemoryKind
+from ...toolkit.copy_calls import CopyCalls
 from ...toolkit.deferred_errors import FirstError, fresh_copy
 from ...toolkit.driver_parts import ComposedDriver, DriverState, Part
 from ...toolkit.graphs import Graphs
@@ -134,6 +136,11 @@ class RocDriver(ComposedDriver):
                 pools |= {Capability.POOL_IPC} if can_share else set()
                 capabilities = self.info.capabilities | pools
                 self.info = dataclasses.replace(self.info, capabilities=capabilities, default_memory="")
+            calls = CopyCalls(self)
+            calls.choose(state, self.info.capabilities)
+            facts = MappingProxyType({**self.info.facts, "copy_calls": "; ".join(calls.told)})
+            capabilities = self.info.capabilities - calls.slower
+            self.info = dataclasses.replace(self.info, facts=facts, capabilities=capabilities)
             self.table, self.table_blocks = table_of(state, found.library, self.pool), self.memory.pooled
         except BaseException:
             with suppress(DevmemError):  # what comes first is told

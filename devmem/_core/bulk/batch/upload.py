@@ -1,7 +1,8 @@
 """Host arrays to a device: one block of memory for all, and few copies.
 
 Arrays that are small are packed on the host and copied together. Larger ones are copied from where they are: page-locked ones
-by one call of the driver, where it copies several at once, and those whose rows lie apart by another; any other one by one.
+by one call of the driver, where it copies several at once, and those whose rows lie apart by another. Of the others, those that
+have to be gathered are packed up to a larger size, and the rest is copied one by one.
 Arrays that are copied alike lie side by side in the block.
 """
 
@@ -42,6 +43,9 @@ from .tree import Tree, flatten, path, paths, rebuild
 #: Arrays of so many bytes are copied from where they are: packing moves them once more, which takes longer than a call of the
 #: driver for each, or than a place in its batch.
 LARGE = 32 << 10
+
+#: The same of arrays that are not contiguous and that no batch takes: from there a call for each takes no longer than packing.
+LARGE_STRIDED = 128 << 10
 
 #: The most page-locked arrays that one call of the driver is given: the device copies them while the next call is prepared.
 TOGETHER = 2048
@@ -173,14 +177,15 @@ class _Upload:
 
     def _route(self, source: npt.NDArray[Any]) -> _Route:
         """Choose the way of a large array."""
-        copies = self.opened.copies
+        copies, contiguous = self.opened.copies, source.flags.c_contiguous
+        unbatched = _Route.SINGLE if contiguous or source.nbytes >= LARGE_STRIDED else _Route.PACKED
         if not (copies.batches or copies.volume_batches) or not self._is_locked(source):
-            return _Route.SINGLE
-        if source.flags.c_contiguous:
-            return _Route.BATCHED if copies.batches else _Route.SINGLE
+            return unbatched
+        if contiguous:
+            return _Route.BATCHED if copies.batches else unbatched
         strides = like_strides(source.shape, source.strides, source.itemsize)
         parts = rows(source.shape, source.itemsize, strides, source.strides)
-        return _Route.SINGLE if not copies.volume_batches or against_rows(parts, copies) else _Route.ROWS
+        return unbatched if not copies.volume_batches or against_rows(parts, copies) else _Route.ROWS
 
     def _is_locked(self, source: npt.NDArray[Any]) -> bool:
         """Whether the driver can be given an array in one piece, to be read when the turn of the copy comes."""

@@ -140,13 +140,30 @@ def test_a_driver_without_the_call_for_rows_keeps_that_for_runs(need, device, mo
     assert same(leaves, down(dm.to_device_many(leaves, dm.stream())))
 
 
-def test_a_driver_without_the_call_for_runs_keeps_that_for_rows(need, device, recorded, monkeypatch):
+def test_a_driver_without_the_call_for_runs_keeps_that_for_rows(need, recorded, monkeypatch):
     need("volume_batch")
-    monkeypatch.setattr(device.opened().copies, "batches", False)
+    monkeypatch.setattr(dm.current_device().opened().copies, "batches", False)
     leaves = parts()
     with recorded.during() as seen:
         up = dm.to_device_many(leaves, dm.stream())
     assert copies(seen) == ["copy_3d_batch"]
+    assert same(leaves, down(up))
+
+
+@pytest.mark.parametrize("memory", ["page-locked", "pageable"])
+@pytest.mark.parametrize("width", [WIDE, 64])
+def test_where_no_batch_of_the_driver_takes_them_they_are_gathered_and_copied_together(
+    recorded, monkeypatch, memory, width
+):
+    monkeypatch.setattr(dm.current_device().opened().copies, "volume_batches", False)
+    wholes = parts(), parts(seed=1)
+    if memory == "pageable":
+        wholes = [[np.repeat(each, 2, axis=1)[:, ::1] for each in whole] for whole in wholes]
+    leaves = [each[:, :width] if width == WIDE else each[:, : WIDE // 2][:, ::2] for each in wholes[0]]
+    assert not any(leaf.flags.c_contiguous for leaf in leaves)
+    with recorded.during() as seen:
+        up = dm.to_device_many(leaves, dm.stream())
+    assert copies(seen) == ["copy"]
     assert same(leaves, down(up))
 
 

@@ -345,13 +345,13 @@ def test_a_process_that_dies_leaves_a_trace(python, tmp_path):
 
 
 def test_the_calls_that_were_chosen_as_the_device_opened_are_in_the_trace(device, python, tmp_path):
-    if "copy_calls" not in device.info.facts:
+    if not device.info.facts.get("copy_calls"):
         pytest.skip("this backend has one call for each copy")
     path = tmp_path / "trace.json"
     done = python(SCRIPT, TRACE=str(path))
     assert (done.returncode, done.stderr) == (0, "")
     [chosen] = [event for event in events(path) if event["name"] == "calls chosen"]
-    assert chosen["args"]["why"].startswith("single copies")
+    assert chosen["args"]["why"].startswith(("single copies", "several copies"))
 
 
 def test_an_end_with_a_trace_is_quiet(python, tmp_path):
