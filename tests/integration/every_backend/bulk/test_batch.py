@@ -389,7 +389,9 @@ def test_page_locked_leaves_are_copied_from_where_they_are_by_one_call(need, rec
     assert batch.args[1] == [leaf.ctypes.data for leaf in leaves]
     assert batch.args[2] == [leaf.nbytes for leaf in leaves]
     assert batch.args[0] == [array.ptr for array in (*up[:10], *up[-10:])]
-    assert [call.method for call in seen].count("copy") == 2  # the small ones and the strided one together, and the large one
+    assert [call.method for call in seen].count(
+        "copy"
+    ) == 2  # the small ones and the strided one together, and the large one
     assert same(tree, up)
     assert dm.transfer_stats()["h2d batch"]["bytes"] == sum(leaf.nbytes for leaf in leaves)
     with recorded.during() as seen:
