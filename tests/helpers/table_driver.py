@@ -52,7 +52,7 @@ class TableDriver:
         )
         self.calls, self.failing, self.current, self.memory = [], {}, CURRENT, {}
         self.capture = threading.local()  # each thread has a mode of its own
-        self.table_blocks, self.next = {}, 1 << 20
+        self.next = 1 << 20
         self.table = DriverTable(TABLE_VERSION, TableFlags.USABLE, CURRENT, 3, 1, RELAXED)
         types = TYPES | COPIES if copies_take_stream else TYPES
         self.table.flags |= TableFlags.COPIES_TAKE_STREAM if copies_take_stream else 0
@@ -156,12 +156,9 @@ class TableDriver:
     def alloc_async(self, nbytes, stream):
         out = (_WORD * 1)()
         self.checked("allocate", out, nbytes, 3, stream)
-        ptr = int(out[0])
-        self.table_blocks[ptr] = ptr
-        return ptr
+        return int(out[0])
 
     def free_async(self, ptr, nbytes, stream):
-        self.table_blocks.pop(ptr, None)
         self.checked("free", ptr, stream)
 
     def alloc(self, nbytes, stream, kind=None, flags=None):

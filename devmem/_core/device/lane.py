@@ -113,7 +113,6 @@ def lane_of(opened: Any) -> object:
         driver=driver,
         keep=table,
         refused=offered.table_refused,
-        blocks=offered.table_blocks,
         queue=opened.free_queue,
         completing=opened.completions.in_flight,
         locks=opened.page_locks,

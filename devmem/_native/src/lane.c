@@ -211,19 +211,17 @@ PyObject *strike_out(struct lane *lane, struct allocation_state *block) {
     Py_INCREF(ptr);
     block->freed = 1;
     set_field(&block->ptr, zero);
-    bool out = PyDict_DelItem(lane->live, ptr) == 0;
-    if (!out || (!lane->ready && PyDict_DelItem(lane->blocks, ptr) < 0))
+    if (PyDict_DelItem(lane->live, ptr) < 0) {
         PyErr_Clear();
-    if (!out)
         Py_CLEAR(ptr);
+    }
     return ptr;
 }
 
 void enter_again(struct lane *lane, struct allocation_state *block, PyObject *ptr, PyObject *live) {
     struct handle_state *handle = (struct handle_state *)lane->handle;
     PyObject *nbytes = PyLong_FromSsize_t(block->nbytes);
-    bool whole = live == lane->live && lane->ready; /* the driver has the pool's chunk */
-    if (nbytes && PyDict_SetItem(live, ptr, nbytes) == 0 && (whole || PyDict_SetItem(lane->blocks, ptr, ptr) == 0))
+    if (nbytes && PyDict_SetItem(live, ptr, nbytes) == 0)
         set_field(&block->ptr, ptr);
     else
         PyErr_Clear(); /* without memory for the books it is lost: better than an address in use twice */
@@ -354,7 +352,7 @@ void refuse(struct lane *lane, enum table_call call, int status) {
 /* -- the type ------------------------------------------------------------------------------------------------------------------- */
 
 #define TABLES(X)                                                                                                                 \
-    X(blocks) X(completing) X(own_streams) X(held) X(spare_streams) X(spare_events) X(stream_handles) X(event_handles)
+    X(completing) X(own_streams) X(held) X(spare_streams) X(spare_events) X(stream_handles) X(event_handles)
 #define GIVEN(X)                                                                                                                  \
     TABLES(X) X(opened) X(handle) X(driver) X(keep) X(refused) X(queue) X(locks) X(legacy) X(deferral) X(owned) X(plain)         \
     X(recover) X(once_more) X(told) X(services) X(memory) X(given_up) X(simple)

@@ -120,7 +120,6 @@ struct lane {
     PyObject *opened, *handle, *driver; /* the open device */
     PyObject *keep;                     /* owns the table */
     PyObject *refused;                  /* raises for (call, status) */
-    PyObject *blocks;                   /* the driver's live addresses */
     PyObject *queue, *completing, *locks, *legacy, *own_streams, *deferral;
     PyObject *owned;                    /* the class of allocations that are freed when they are dropped */
     PyObject *plain;                    /* whether a heap's verbs are the driver's stream-ordered ones */

@@ -146,13 +146,11 @@ static int enter_block(struct lane *lane, struct array_state *array, PyObject *h
     struct allocation_state *block = (struct allocation_state *)array->allocation;
     PyObject *ptr = address ? address : PyLong_FromUnsignedLongLong(work->address);
     PyObject *nbytes = ptr ? PyLong_FromSize_t(work->nbytes) : NULL;
-    if (!nbytes || PyDict_SetItem(live, ptr, nbytes) < 0 || (!address && PyDict_SetItem(lane->blocks, ptr, ptr) < 0)) {
+    if (!nbytes || PyDict_SetItem(live, ptr, nbytes) < 0) {
         PyObject *kind, *value, *trace;
         enum table_call call;
         struct given_back back = {.address = work->address};
         PyErr_Fetch(&kind, &value, &trace);
-        if (ptr && PyDict_DelItem(live, ptr) < 0)
-            PyErr_Clear();
         if (work->pooled)
             to_pool(lane, work->pooled, work->nbytes);
         else

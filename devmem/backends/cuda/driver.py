@@ -102,7 +102,6 @@ class CudaDriver(ComposedDriver):
         self.state, self.context = state, PrimaryContext(state)
         self.pool = pool = MemoryPool(state, cu.CUmemPool_attribute, cu.cuuint64_t, cu.CUmemoryPool)
         streams, self.memory, self.kernels = Streams(state), Memory(state, pool), Kernels(state)
-        self.table_blocks = self.memory.blocks
         self.graphs = Graphs(state, self)
         self.sharing = PoolSharing(
             state, pool, ipc_bytes, pointer_data, FILE_DESCRIPTOR, partial(_grant, functions, ordinal), "MemFree"

@@ -135,7 +135,7 @@ class RocDriver(ComposedDriver):
                 pools |= {Capability.POOL_IPC} if can_share else set()
                 capabilities = self.info.capabilities | pools
                 self.info = dataclasses.replace(self.info, capabilities=capabilities, default_memory="")
-            self.table, self.table_blocks = table_of(state, found.library, self.pool), self.memory.pooled
+            self.table = table_of(state, found.library, self.pool)
         except BaseException:
             with suppress(DevmemError):  # what comes first is told
                 self.close()
