@@ -227,42 +227,6 @@ static PyObject *fill_in(struct lane *lane, struct array_state *array, struct wo
     return (PyObject *)array;
 }
 
-/* upload(ndarray, stream, copy, to, device): a new array, or None. */
-static PyObject *upload(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
-    if (given != 5 || arguments[2] != Py_True || arguments[3] != Py_None || arguments[4] != Py_None ||
-        (PyObject *)Py_TYPE(arguments[0]) != array_class)
-        return none();
-    PyObject *host = arguments[0], *shape = NULL, *dtype = NULL, *result = NULL;
-    struct lane *lane = current_lane();
-    if (!lane)
-        return PyErr_Occurred() ? NULL : none();
-    Py_INCREF((PyObject *)lane);
-    struct array_state *array = NULL;
-    struct frees frees;
-    Py_buffer view;
-    int go = on_legacy(arguments[1]);
-    if (go > 0)
-        go = is_unlocked(lane);
-    if (go > 0 && !(dtype = PyObject_GetAttr(host, name_dtype)))
-        go = -1;
-    if (go > 0 && (go = small_buffer(lane, host, dtype, 0, &view))) {
-        shape = shape_of(&view);
-        array = shape ? blank(lane, shape, dtype, NULL) : NULL;
-        struct work work = {.host = view.buf, .nbytes = (size_t)view.len, .up = true, .timed = !(lane->up.copies & SAMPLED)};
-        go = array ? may_allocate(lane, &work, &frees) : -1;
-        if (go > 0) {
-            result = fill_in(lane, array, &work, host, &frees);
-            array = NULL;
-        }
-        PyBuffer_Release(&view);
-        Py_XDECREF(shape);
-        Py_XDECREF((PyObject *)array);
-    }
-    Py_XDECREF(dtype);
-    Py_DECREF((PyObject *)lane);
-    return go ? result : none();
-}
-
 static PyObject *new_array(PyObject *shape, PyObject *dtype, PyObject *strides, Py_ssize_t nbytes, PyObject *stream) {
     struct lane *lane = current_lane();
     if (!lane)
@@ -404,6 +368,48 @@ static PyObject *upload_into(PyObject *Py_UNUSED(module), PyObject *const *argum
     return go < 0 ? NULL : go ? PyBool_FromLong(1) : none();
 }
 
+/* upload(ndarray, stream, copy, to, device): the array `to`, a new one for None; or None. */
+static PyObject *upload(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
+    if (given != 5 || arguments[2] != Py_True || arguments[4] != Py_None || (PyObject *)Py_TYPE(arguments[0]) != array_class)
+        return none();
+    if (arguments[3] != Py_None) {
+        PyObject *const into[] = {arguments[3], arguments[0], arguments[1]};
+        PyObject *done = upload_into(module, into, 3);
+        if (done == Py_True)
+            set_field(&done, arguments[3]);
+        return done;
+    }
+    PyObject *host = arguments[0], *shape = NULL, *dtype = NULL, *result = NULL;
+    struct lane *lane = current_lane();
+    if (!lane)
+        return PyErr_Occurred() ? NULL : none();
+    Py_INCREF((PyObject *)lane);
+    struct array_state *array = NULL;
+    struct frees frees;
+    Py_buffer view;
+    int go = on_legacy(arguments[1]);
+    if (go > 0)
+        go = is_unlocked(lane);
+    if (go > 0 && !(dtype = PyObject_GetAttr(host, name_dtype)))
+        go = -1;
+    if (go > 0 && (go = small_buffer(lane, host, dtype, 0, &view))) {
+        shape = shape_of(&view);
+        array = shape ? blank(lane, shape, dtype, NULL) : NULL;
+        struct work work = {.host = view.buf, .nbytes = (size_t)view.len, .up = true, .timed = !(lane->up.copies & SAMPLED)};
+        go = array ? may_allocate(lane, &work, &frees) : -1;
+        if (go > 0) {
+            result = fill_in(lane, array, &work, host, &frees);
+            array = NULL;
+        }
+        PyBuffer_Release(&view);
+        Py_XDECREF(shape);
+        Py_XDECREF((PyObject *)array);
+    }
+    Py_XDECREF(dtype);
+    Py_DECREF((PyObject *)lane);
+    return go ? result : none();
+}
+
 /* beside(open device, allocation, address, stream or None, allocation of empty arrays, C-contiguous ndarrays, their bytes, bytes from
  * each to the next): arrays like these, one behind the other. */
 static PyObject *beside(PyObject *Py_UNUSED(module), PyObject *arguments) {
@@ -483,7 +489,7 @@ static PyObject *arrays(PyObject *Py_UNUSED(module), PyObject *arguments) {
 }
 
 static PyMethodDef functions[] = {
-    {"upload", FAST(upload), "A new device array with the elements of an ndarray."},
+    {"upload", FAST(upload), "A device array with the elements of an ndarray."},
     {"allocate", FAST(allocate), "A new device array."},
     {"vector", FAST(vector), "A new device array with one axis."},
     {"download", FAST(download), "Copy a device array to the host."},

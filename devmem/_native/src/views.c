@@ -97,7 +97,6 @@ static PyObject *view(PyObject *object, Py_ssize_t offset, const Py_ssize_t *sha
     return made;
 }
 
-
 /* part(array, slice): the view of a slice of the first axis, or None. */
 static PyObject *part(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
     Py_ssize_t shape[MOST_AXES], strides[MOST_AXES], itemsize, start, stop, step;
