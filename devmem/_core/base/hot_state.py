@@ -1,13 +1,35 @@
-"""Fields that the compiled core reads of handles, allocations, arrays, streams and events: its classes, or such in Python.
+"""Fields that the compiled core reads of handles, allocations, arrays, streams and events, and the live blocks of a heap.
+
+They are of its classes, or of such in Python.
 
 Flags are bools: the core's classes take nothing else for them, and have False where none was set.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
 
 from ..._native import core
+
+
+class LiveBlocks(Protocol):
+    """Bytes of the live blocks of a heap by their addresses: of a dict the methods that `core.LiveBlocks` has."""
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, ptr: object, /) -> bool: ...
+
+    def __setitem__(self, ptr: int, nbytes: int, /) -> None: ...
+
+    def pop(self, ptr: int, default: None, /) -> int | None: ...
+
+    def items(self) -> Iterable[tuple[int, int]]: ...
+
+    def clear(self) -> None: ...
+
+
+new_live_blocks: Callable[[], LiveBlocks] = dict if core is None else core.LiveBlocks
 
 if TYPE_CHECKING or core is None:
 

@@ -150,8 +150,9 @@ int takes_memory(struct lane *lane) {
             Py_DECREF(heap);
             return -1;
         }
-        PyObject **fields[] = {&lane->live, &lane->lent, &lane->ready, &lane->home};
-        for (Py_ssize_t at = 0, count = PyTuple_Check(tables) ? PyTuple_Size(tables) : 0; at < 4; at++)
+        PyObject **fields[] = {(PyObject **)&lane->live, &lane->lent, &lane->ready, &lane->home};
+        bool plain = PyTuple_Check(tables) && PyTuple_Size(tables) && Py_TYPE(PyTuple_GetItem(tables, 0)) == blocks_type;
+        for (Py_ssize_t at = 0, count = plain ? PyTuple_Size(tables) : 0; at < 4; at++)
             set_field(fields[at], at < count ? PyTuple_GetItem(tables, at) : NULL);
         set_field(&lane->heap, heap);
         Py_DECREF(tables);
@@ -176,56 +177,51 @@ static PyObject *pool_blocks(const struct lane *lane, size_t nbytes) {
     return blocks;
 }
 
-PyObject *from_pool(const struct lane *lane, size_t nbytes) {
-    PyObject *blocks = pool_blocks(lane, nbytes), *ptr = NULL;
+uint64_t from_pool(const struct lane *lane, size_t nbytes) {
+    PyObject *blocks = pool_blocks(lane, nbytes);
     Py_ssize_t count = blocks ? PyList_Size(blocks) : 0;
-    if (count > 0) {
-        Py_INCREF(ptr = PyList_GetItem(blocks, count - 1));
-        if (PyList_SetSlice(blocks, count - 1, count, NULL) < 0)
-            Py_CLEAR(ptr);
-        PyErr_Clear();
-    }
-    return ptr;
+    uint64_t address = count > 0 ? PyLong_AsUnsignedLongLong(PyList_GetItem(blocks, count - 1)) : 0;
+    if (address && (PyErr_Occurred() || PyList_SetSlice(blocks, count - 1, count, NULL) < 0))
+        address = 0;
+    PyErr_Clear();
+    return address;
 }
 
-bool to_pool(const struct lane *lane, PyObject *ptr, size_t nbytes) {
-    PyObject *blocks = pool_blocks(lane, nbytes);
-    bool entered = blocks && PyList_Append(blocks, ptr) == 0;
+bool to_pool(const struct lane *lane, uint64_t address, size_t nbytes) {
+    PyObject *blocks = pool_blocks(lane, nbytes), *ptr = blocks ? PyLong_FromUnsignedLongLong(address) : NULL;
+    bool entered = ptr && PyList_Append(blocks, ptr) == 0;
+    Py_XDECREF(ptr);
     PyErr_Clear();
     return entered;
 }
 
 /* -- dropped memory ------------------------------------------------------------------------------------------------------------ */
 
-bool is_simple(const struct lane *lane, const struct allocation_state *block, uint64_t *address) {
-    if ((PyObject *)Py_TYPE((PyObject *)block) != lane->owned || block->freed || !block->ptr || block->streams != Py_None ||
-        block->home != lane->legacy || !lane->live || block->heap != lane->heap || block->device_handle != lane->handle ||
-        (PySet_Size(lane->lent) != 0 && PySet_Contains(lane->lent, block->ptr) != 0))
-        return false;
-    *address = PyLong_AsUnsignedLongLong(block->ptr);
-    return *address != 0 && !PyErr_Occurred() && (!lane->ready || pool_blocks(lane, (size_t)block->nbytes));
+static bool was_lent(const struct lane *lane, uint64_t address) {
+    PyObject *ptr = PySet_Size(lane->lent) ? PyLong_FromUnsignedLongLong(address) : NULL;
+    bool lent = PyErr_Occurred() || (ptr && PySet_Contains(lane->lent, ptr) != 0);
+    Py_XDECREF(ptr);
+    PyErr_Clear();
+    return lent;
 }
 
-PyObject *strike_out(struct lane *lane, struct allocation_state *block) {
-    PyObject *ptr = block->ptr;
-    Py_INCREF(ptr);
+bool is_simple(const struct lane *lane, const struct allocation_state *block) {
+    return (PyObject *)Py_TYPE((PyObject *)block) == lane->owned && !block->freed && block->ptr && block->streams == Py_None &&
+           block->home == lane->legacy && lane->live && block->heap == lane->heap && block->device_handle == lane->handle &&
+           !was_lent(lane, block->ptr) && (!lane->ready || pool_blocks(lane, (size_t)block->nbytes));
+}
+
+uint64_t strike_out(struct lane *lane, struct allocation_state *block) {
+    uint64_t address = block->ptr, nbytes;
     block->freed = 1;
-    set_field(&block->ptr, zero);
-    if (PyDict_DelItem(lane->live, ptr) < 0) {
-        PyErr_Clear();
-        Py_CLEAR(ptr);
-    }
-    return ptr;
+    block->ptr = 0;
+    return take_block(lane->live, address, &nbytes) ? address : 0;
 }
 
-void enter_again(struct lane *lane, struct allocation_state *block, PyObject *ptr, PyObject *live) {
+void enter_again(struct lane *lane, struct allocation_state *block, uint64_t address, struct blocks *live) {
     struct handle_state *handle = (struct handle_state *)lane->handle;
-    PyObject *nbytes = PyLong_FromSsize_t(block->nbytes);
-    if (nbytes && PyDict_SetItem(live, ptr, nbytes) == 0)
-        set_field(&block->ptr, ptr);
-    else
-        PyErr_Clear(); /* without memory for the books it is lost: better than an address in use twice */
-    Py_XDECREF(nbytes);
+    if (put_block(live, address, (uint64_t)block->nbytes)) /* without memory for that it is lost: better than in use twice */
+        block->ptr = address;
     handle->dropped_bytes += block->nbytes;
     Py_XDECREF(PyObject_CallFunctionObjArgs(handle->drop, (PyObject *)block, NULL));
     PyErr_Clear();
@@ -239,7 +235,6 @@ int is_deferred(const struct lane *lane) {
 /* Take all that was dropped: 1, 0 where one of them is not simple and nothing was done, -1 with an exception. */
 static int take_dropped(struct lane *lane, Py_ssize_t count, struct frees *frees) {
     struct handle_state *handle = (struct handle_state *)lane->handle;
-    uint64_t address;
     if (count > MOST_FREES)
         return 0;
     Py_ssize_t held = is_deferred(lane), streams = held ? 0 : PyObject_Size(lane->own_streams);
@@ -253,10 +248,10 @@ static int take_dropped(struct lane *lane, Py_ssize_t count, struct frees *frees
             PyErr_Clear();
             return 0;
         }
-        bool simple = is_simple(lane, (struct allocation_state *)item, &address);
+        bool simple = is_simple(lane, (struct allocation_state *)item);
         Py_DECREF(item);
         if (!simple)
-            return PyErr_Occurred() ? -1 : 0;
+            return 0;
     }
     PyObject *pooled[MOST_FREES]; /* dropped at the end: that may call weak references, and so anything */
     Py_ssize_t back = 0;
@@ -266,22 +261,20 @@ static int take_dropped(struct lane *lane, Py_ssize_t count, struct frees *frees
             return -1;
         struct allocation_state *block = (struct allocation_state *)item;
         handle->dropped_bytes -= block->nbytes;
-        PyObject *ptr = strike_out(lane, block);
-        if (ptr && !lane->ready) {
+        uint64_t address = strike_out(lane, block);
+        if (address && !lane->ready) {
             frees->each[frees->count].block = block;
-            frees->each[frees->count].ptr = ptr;
-            frees->each[frees->count++].address = PyLong_AsUnsignedLongLong(ptr);
+            frees->each[frees->count++].address = address;
             continue;
         }
-        if (ptr && !to_pool(lane, ptr, (size_t)block->nbytes)) {
+        if (address && !to_pool(lane, address, (size_t)block->nbytes)) {
             block->freed = 0;
-            enter_again(lane, block, ptr, lane->live);
+            enter_again(lane, block, address, lane->live);
         }
-        Py_XDECREF(ptr);
         pooled[back++] = item;
     }
     if (frees->count)
-        set_field(&frees->live, lane->live);
+        set_field((PyObject **)&frees->live, (PyObject *)lane->live);
     while (back > 0)
         Py_DECREF(pooled[--back]);
     return 1;
@@ -289,15 +282,15 @@ static int take_dropped(struct lane *lane, Py_ssize_t count, struct frees *frees
 
 int settle(struct lane *lane, struct frees *frees) {
     PyObject *kind, *value, *trace;
+    if (!frees->count)
+        return 0;
     PyErr_Fetch(&kind, &value, &trace);
     for (Py_ssize_t at = 0; at < frees->count; at++) {
         struct allocation_state *block = frees->each[at].block;
-        PyObject *ptr = frees->each[at].ptr;
         if (!frees->entered) {
             block->freed = 0;
-            enter_again(lane, block, ptr, frees->live);
+            enter_again(lane, block, frees->each[at].address, frees->live);
         }
-        Py_DECREF(ptr);
         Py_DECREF((PyObject *)block);
     }
     int status = frees->status, done = 0;

@@ -8,6 +8,7 @@
  * at these points.
  *
  *   state.c     the parts of device handles, allocations and arrays that the core reads: base classes of the Python classes
+ *   blocks.c    the addresses of live blocks
  *   lane.c      one open device's way to the vendor's library: when it may be taken, entering, the queue of dropped memory
  *   verbs.c     to_device, device_array, copies, free
  *   views.c     slices and reshapes
@@ -42,14 +43,16 @@ struct handle_state {
 
 struct allocation_state {
     PyObject_HEAD
-    PyObject *queue, *device_handle, *heap, *home, *ptr, *streams;
+    PyObject *queue, *device_handle, *heap, *home, *streams;
+    uint64_t ptr;
     Py_ssize_t nbytes;
     char freed, unnamed;
 };
 
 struct array_state {
     PyObject_HEAD
-    PyObject *ptr, *shape, *dtype, *strides, *stream, *allocation, *open_device;
+    PyObject *shape, *dtype, *strides, *stream, *allocation, *open_device;
+    uint64_t ptr;
 };
 
 /* A stream or an event: it owns a handle by a record, which is None of one that is closed. */
@@ -94,8 +97,8 @@ extern PyObject *device_array_class; /* `DeviceNDArray`, once `arrays` has told 
         Py_DECREF(type);                                                        \
     }
 
-/* A new array of a class; `ptr` may be NULL. */
-PyObject *make_array(PyTypeObject *class, PyObject *ptr, PyObject *shape, PyObject *dtype, PyObject *strides, PyObject *stream,
+/* A new array of a class. */
+PyObject *make_array(PyTypeObject *class, uint64_t ptr, PyObject *shape, PyObject *dtype, PyObject *strides, PyObject *stream,
                      PyObject *allocation, PyObject *opened);
 
 static inline void set_field(PyObject **field, PyObject *value) {
@@ -104,6 +107,24 @@ static inline void set_field(PyObject **field, PyObject *value) {
     *field = value;
     Py_XDECREF(before);
 }
+
+/* -- blocks.c: the live blocks of a heap --------------------------------------------------------------------------------- */
+
+struct block {
+    uint64_t address, nbytes;
+};
+
+struct blocks {
+    PyObject_HEAD
+    struct block *places;
+    uint64_t count, size;
+};
+
+extern PyTypeObject *blocks_type;
+/* Enter a block; false where there is no memory for that. */
+bool put_block(struct blocks *blocks, uint64_t address, uint64_t nbytes);
+/* Take a block out, and tell its bytes; false where it is none. */
+bool take_block(struct blocks *blocks, uint64_t address, uint64_t *nbytes);
 
 /* -- lane.c -------------------------------------------------------------------------------------------------------------- */
 
@@ -126,7 +147,8 @@ struct lane {
     PyObject *recover;                  /* answers a failing allocation */
     PyObject *once_more;                /* answers a failing copy */
     PyObject *told;                     /* warns of a failure to free dropped memory */
-    PyObject *heap, *live, *lent;       /* the last heap that was found plain, and its tables */
+    PyObject *heap, *lent;              /* the last heap that was found plain, and what was lent of it */
+    struct blocks *live;                /* its blocks */
     PyObject *ready, *home;             /* of a pool: by stream how a hit is made, and the legacy stream's number; else NULL */
     PyObject *services, *memory;        /* the device's streams, and its memory */
     PyObject *held, *given_up;          /* leases on handles, and handles whose end waits for them */
@@ -138,13 +160,12 @@ struct lane {
 /* Dropped blocks that are about to be freed, in their order. */
 #define MOST_FREES 64
 struct frees {
-    PyObject *live; /* the table that they were struck out of */
+    struct blocks *live; /* what they were struck out of */
     Py_ssize_t count;
     int status; /* of the first that failed */
     bool entered;
     struct {
         struct allocation_state *block;
-        PyObject *ptr;
         uint64_t address;
     } each[MOST_FREES];
 };
@@ -180,15 +201,15 @@ struct given_back {
     bool entered;
 };
 int free_one(const struct driver_table *table, void *block, enum table_call *call);
-/* A block that is free in the pool, or NULL; and one that the pool takes back: False where it has to make room for it. */
-PyObject *from_pool(const struct lane *lane, size_t nbytes);
-bool to_pool(const struct lane *lane, PyObject *ptr, size_t nbytes);
-/* Enter a block again in the table that it was struck out of: it was not given back. It waits in the queue, as a dropped one does. */
-void enter_again(struct lane *lane, struct allocation_state *block, PyObject *ptr, PyObject *live);
-/* Whether an allocation is one that the core may free, and its address. */
-bool is_simple(const struct lane *lane, const struct allocation_state *block, uint64_t *address);
-/* Close the books of a block: its address, a new reference, which it forgets; NULL where it was not in them. */
-PyObject *strike_out(struct lane *lane, struct allocation_state *block);
+/* A block that is free in the pool, or 0; and one that the pool takes back: False where it has to make room for it. */
+uint64_t from_pool(const struct lane *lane, size_t nbytes);
+bool to_pool(const struct lane *lane, uint64_t address, size_t nbytes);
+/* Enter a block again where it was struck out: it was not given back. It waits in the queue, as a dropped one does. */
+void enter_again(struct lane *lane, struct allocation_state *block, uint64_t address, struct blocks *live);
+/* Whether an allocation is one that the core may free. */
+bool is_simple(const struct lane *lane, const struct allocation_state *block);
+/* Take a block out of those that are live: its address, which it forgets; 0 where it was none. */
+uint64_t strike_out(struct lane *lane, struct allocation_state *block);
 /* Whether cleanup is deferred: 1, 0, or -1 with an exception. */
 int is_deferred(const struct lane *lane);
 /* Raise for a status. */
@@ -204,6 +225,7 @@ PyObject *tuple_of(const Py_ssize_t *values, int count);
 
 /* -- the other files: each adds its names to the module; -1 with an exception set if that fails ---------------------------- */
 
+int add_blocks(PyObject *module);
 int add_buffers(PyObject *module);
 int add_dlpack(PyObject *module);
 int add_lane(PyObject *module);
