@@ -1,4 +1,4 @@
-"""Fields that the compiled core reads of handles, allocations, arrays, streams and events, and the live blocks of a heap.
+"""Fields that the compiled core reads of handles, allocations, arrays, streams, events and queues; the live blocks of a heap.
 
 They are of its classes, or of such in Python.
 
@@ -7,8 +7,10 @@ Flags are bools: the core's classes take nothing else for them, and have False w
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..._native import core
 
@@ -114,6 +116,27 @@ if TYPE_CHECKING or core is None:
 
         __slots__ = ("handle", "idle", "key", "leaving", "table")
 
+    class DeferralState:
+        """The slots of a `Deferral`."""
+
+        __slots__ = ("counting", "depth")
+
+        counting: AbstractContextManager[object]
+        depth: int
+
+    class LocksState:
+        """What the core reads of a `PageLockTable`."""
+
+        segments: list[Any]
+
+    class QueueState:
+        """What the core reads of a `DeferredFreeQueue`."""
+
+        pending: deque[Any]
+        pending_bytes: int
+        foreign_releases: deque[Any]
+
 else:
     HandleState, AllocationState, ArrayState = core.HandleState, core.AllocationState, core.ArrayState
     StreamState, EventState, RecordState = core.StreamState, core.EventState, core.RecordState
+    DeferralState, LocksState, QueueState = core.DeferralState, core.LocksState, core.QueueState

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import warnings
 from contextlib import suppress
 from contextvars import copy_context
@@ -549,4 +550,5 @@ def _at_exit() -> None:
 
 
 if core is not None:
-    core.connect(place.blocks.get, place.chosen, chosen_device, chosen_stream, current_open_device)
+    by_thread = threading.local.__module__ == "_thread"  # not where gevent, or its like, has put its own there
+    core.connect(place.blocks.get, place.chosen, by_thread, chosen_device, chosen_stream, current_open_device)

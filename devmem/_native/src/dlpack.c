@@ -328,7 +328,7 @@ static PyObject *array_of(struct lane *lane, struct versioned *managed) {
         array = make_array((PyTypeObject *)device_array_class, address, shape, dtype, Py_None, Py_None, (PyObject *)block, lane->opened);
     bool made = array;
     if (made) {
-        set_field(&block->queue, lane->queue);
+        set_field(&block->queue, (PyObject *)lane->queue);
         set_field(&block->device_handle, lane->handle);
         set_field(&block->heap, handle->heap);
         set_field(&block->home, Py_None);

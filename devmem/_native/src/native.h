@@ -55,6 +55,24 @@ struct array_state {
     uint64_t ptr;
 };
 
+/* How many blocks defer cleanup; the page-locked runs; what waits to be freed. */
+struct deferral_state {
+    PyObject_HEAD
+    PyObject *counting;
+    Py_ssize_t depth;
+};
+
+struct locks_state {
+    PyObject_HEAD
+    PyObject *segments;
+};
+
+struct queue_state {
+    PyObject_HEAD
+    PyObject *pending, *foreign_releases;
+    Py_ssize_t pending_bytes;
+};
+
 /* A stream or an event: it owns a handle by a record, which is None of one that is closed. */
 struct owner_state {
     PyObject_HEAD
@@ -70,7 +88,8 @@ struct record_state {
     char idle, leaving;
 };
 
-extern PyTypeObject *handle_type, *allocation_type, *array_type, *stream_type, *event_type, *record_type;
+extern PyTypeObject *handle_type, *allocation_type, *array_type, *stream_type, *event_type, *record_type, *deferral_type, *locks_type,
+    *queue_type;
 extern PyObject *zero;
 extern PyObject *device_array_class; /* `DeviceNDArray`, once `arrays` has told it */
 
@@ -141,7 +160,10 @@ struct lane {
     PyObject *opened, *handle, *driver; /* the open device */
     PyObject *keep;                     /* owns the table */
     PyObject *refused;                  /* raises for (call, status) */
-    PyObject *queue, *completing, *locks, *legacy, *own_streams, *deferral;
+    struct queue_state *queue;
+    struct locks_state *locks;
+    struct deferral_state *deferral;
+    PyObject *completing, *legacy, *own_streams;
     PyObject *owned;                    /* the class of allocations that are freed when they are dropped */
     PyObject *plain;                    /* whether a heap's verbs are the driver's stream-ordered ones */
     PyObject *recover;                  /* answers a failing allocation */
@@ -186,7 +208,7 @@ int on_legacy(PyObject *stream);
 /* Whether memory comes from a plain heap: 1, 0, or -1 with an exception. */
 int takes_memory(struct lane *lane);
 /* Whether host memory may be copied without a look at page locks. */
-int is_unlocked(const struct lane *lane);
+bool is_unlocked(const struct lane *lane);
 /* What has to be done before memory is taken or copied: 1, 0 where it is Python's, -1 with an exception. What is to be freed then is in
  * `frees`, and the caller gives it to `free_all` once the device is entered, and then to `settle`; or to `free_now`. */
 int safe_point(struct lane *lane, struct frees *frees);
@@ -201,17 +223,17 @@ struct given_back {
     bool entered;
 };
 int free_one(const struct driver_table *table, void *block, enum table_call *call);
-/* A block that is free in the pool, or 0; and one that the pool takes back: False where it has to make room for it. */
+/* The list of the pool's free blocks for requests of so many bytes on the legacy stream: borrowed, NULL where there is none yet. */
+PyObject *pool_blocks(const struct lane *lane, size_t nbytes);
+/* A block that is free in the pool, or 0; and one that goes back to such a list: false where there is none. */
 uint64_t from_pool(const struct lane *lane, size_t nbytes);
-bool to_pool(const struct lane *lane, uint64_t address, size_t nbytes);
+bool to_pool(PyObject *blocks, uint64_t address);
 /* Enter a block again where it was struck out: it was not given back. It waits in the queue, as a dropped one does. */
 void enter_again(struct lane *lane, struct allocation_state *block, uint64_t address, struct blocks *live);
-/* Whether an allocation is one that the core may free. */
+/* Whether an allocation is one that the core may free, to a pool if that has a list for it. */
 bool is_simple(const struct lane *lane, const struct allocation_state *block);
 /* Take a block out of those that are live: its address, which it forgets; 0 where it was none. */
 uint64_t strike_out(struct lane *lane, struct allocation_state *block);
-/* Whether cleanup is deferred: 1, 0, or -1 with an exception. */
-int is_deferred(const struct lane *lane);
 /* Raise for a status. */
 void refuse(struct lane *lane, enum table_call call, int status);
 

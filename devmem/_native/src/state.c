@@ -1,4 +1,4 @@
-/* The base classes of `DeviceHandle`, `Allocation`, `ArrayView`, `Stream`, `Event` and `OwnedHandle`: what the core reads of them lies
+/* The base classes of `DeviceHandle`, `Allocation`, `ArrayView`, `Stream`, `Event`, `OwnedHandle` and of what is looked at in each call: what the core reads of them lies
  * at a place that it knows.
  *
  * To Python they are classes with slots: an attribute that was not set raises AttributeError, but numbers and flags are 0 then. The class of allocations that are freed
@@ -8,7 +8,7 @@
 
 #include <structmember.h>
 
-PyTypeObject *handle_type, *allocation_type, *array_type, *stream_type, *event_type, *record_type;
+PyTypeObject *handle_type, *allocation_type, *array_type, *stream_type, *event_type, *record_type, *deferral_type, *locks_type, *queue_type;
 PyObject *zero;
 
 #define EACH_OF_HANDLE(X) X(driver) X(entry) X(dead) X(dropped) X(lane) X(heap) X(drop) X(dlpack_device) X(legacy_number)
@@ -18,11 +18,17 @@ PyObject *zero;
 #define SHARED_BY_OWNERS(X) X(services) X(device_handle) X(handle) X(owned)
 #define EACH_OF_OWNER(X) SHARED_BY_OWNERS(X) X(drop) X(recorder)
 #define EACH_OF_RECORD(X) X(handle) X(table) X(key)
+#define EACH_OF_DEFERRAL(X) X(counting)
+#define EACH_OF_LOCKS(X) X(segments)
+#define EACH_OF_QUEUE(X) X(pending) X(foreign_releases)
 COLLECTED(handle, struct handle_state, EACH_OF_HANDLE)
 COLLECTED(allocation, struct allocation_state, EACH_OF_ALLOCATION)
 COLLECTED(array, struct array_state, EACH_OF_ARRAY)
 COLLECTED(owner, struct owner_state, EACH_OF_OWNER)
 COLLECTED(record, struct record_state, EACH_OF_RECORD)
+COLLECTED(deferral, struct deferral_state, EACH_OF_DEFERRAL)
+COLLECTED(locks, struct locks_state, EACH_OF_LOCKS)
+COLLECTED(queue, struct queue_state, EACH_OF_QUEUE)
 
 #define MEMBER(name, type, field) {name, type, offsetof(struct STATE, field), 0, NULL},
 #define OBJECT(field) MEMBER(#field, T_OBJECT_EX, field)
@@ -48,6 +54,15 @@ static PyMemberDef event_members[] = {SHARED_BY_OWNERS(OBJECT) PRIVATE(drop) FLA
 #define STATE record_state
 static PyMemberDef record_members[] = {EACH_OF_RECORD(OBJECT) FLAG(idle) FLAG(leaving){NULL, 0, 0, 0, NULL}};
 #undef STATE
+#define STATE deferral_state
+static PyMemberDef deferral_members[] = {EACH_OF_DEFERRAL(OBJECT) COUNT(depth){NULL, 0, 0, 0, NULL}};
+#undef STATE
+#define STATE locks_state
+static PyMemberDef locks_members[] = {EACH_OF_LOCKS(OBJECT){NULL, 0, 0, 0, NULL}};
+#undef STATE
+#define STATE queue_state
+static PyMemberDef queue_members[] = {EACH_OF_QUEUE(OBJECT) COUNT(pending_bytes){NULL, 0, 0, 0, NULL}};
+#undef STATE
 
 #define TYPE(class, name, layout)                                                                                 \
     static PyType_Slot name##_slots[] = {                                                                         \
@@ -66,6 +81,9 @@ TYPE("ArrayState", array, array)
 TYPE("StreamState", stream, owner)
 TYPE("EventState", event, owner)
 TYPE("RecordState", record, record)
+TYPE("DeferralState", deferral, deferral)
+TYPE("LocksState", locks, locks)
+TYPE("QueueState", queue, queue)
 
 PyObject *make_array(PyTypeObject *class, uint64_t ptr, PyObject *shape, PyObject *dtype, PyObject *strides, PyObject *stream,
                      PyObject *allocation, PyObject *opened) {
@@ -133,7 +151,9 @@ int add_state(PyObject *module) {
         add_type(module, "ArrayState", &array_spec, &array_type) < 0 ||
         add_type(module, "StreamState", &stream_spec, &stream_type) < 0 ||
         add_type(module, "EventState", &event_spec, &event_type) < 0 ||
-        add_type(module, "RecordState", &record_spec, &record_type) < 0)
+        add_type(module, "RecordState", &record_spec, &record_type) < 0 ||
+        add_type(module, "DeferralState", &deferral_spec, &deferral_type) < 0 ||
+        add_type(module, "LocksState", &locks_spec, &locks_type) < 0 || add_type(module, "QueueState", &queue_spec, &queue_type) < 0)
         return -1;
     return PyModule_AddFunctions(module, functions);
 }

@@ -132,7 +132,7 @@ static struct array_state *blank(struct lane *lane, PyObject *shape, PyObject *d
     Py_XDECREF((PyObject *)block);
     if (!array)
         return NULL;
-    set_field(&block->queue, lane->queue);
+    set_field(&block->queue, (PyObject *)lane->queue);
     set_field(&block->device_handle, lane->handle);
     set_field(&block->home, lane->legacy);
     set_field(&block->streams, Py_None);
@@ -147,7 +147,7 @@ static int enter_block(struct lane *lane, struct array_state *array, PyObject *h
         enum table_call call;
         struct given_back back = {.address = work->address};
         if (work->pooled)
-            to_pool(lane, work->pooled, work->nbytes);
+            to_pool(pool_blocks(lane, work->nbytes), work->pooled);
         else
             in_device(lane, free_one, &back, &call);
         PyErr_NoMemory();
@@ -288,14 +288,12 @@ static int copy(struct lane *lane, PyObject *object, PyObject *host, bool up) {
     if (!dtype)
         return -1;
     Py_DECREF(dtype);
-    int go = dtype == array->dtype ? is_unlocked(lane) : 0;
-    if (go <= 0 || !small_buffer(lane, host, array->dtype, up ? 0 : PyBUF_WRITABLE, &view))
-        return go < 0 ? -1 : 0;
+    if (dtype != array->dtype || !is_unlocked(lane) || !small_buffer(lane, host, dtype, up ? 0 : PyBUF_WRITABLE, &view))
+        return 0;
     struct counter *counter = up ? &lane->up : &lane->down;
     struct work work = {.address = array->ptr, .host = view.buf, .nbytes = (size_t)view.len, .up = up,
                         .timed = !(counter->copies & SAMPLED)};
-    int status = 0;
-    go = has_shape(array->shape, &view) && is_open(lane) ? safe_point(lane, &frees) : 0;
+    int status = 0, go = has_shape(array->shape, &view) && is_open(lane) ? safe_point(lane, &frees) : 0;
     if (go > 0 && (!is_open(lane) || ((struct allocation_state *)array->allocation)->freed))
         go = free_now(lane, &frees);
     else if (go > 0) {
@@ -425,15 +423,16 @@ static PyObject *free_block(PyObject *Py_UNUSED(module), PyObject *object) {
         return none();
     struct allocation_state *block = (struct allocation_state *)object;
     struct lane *lane = lane_of_handle(block->device_handle);
-    if (!lane || !is_simple(lane, block))
+    PyObject *pooled = lane && lane->ready ? pool_blocks(lane, (size_t)block->nbytes) : NULL;
+    if (!lane || !is_simple(lane, block) || (lane->ready && !pooled))
         return none();
     Py_INCREF((PyObject *)lane);
-    int deferred = is_deferred(lane), go = deferred < 0 ? -1 : !deferred, status = 0;
+    int go = !lane->deferral->depth, status = 0;
     enum table_call call;
     PyObject *live = Py_NewRef((PyObject *)lane->live);
     struct given_back back = {.address = go > 0 ? strike_out(lane, block) : 0};
     if (back.address && lane->ready)
-        back.entered = to_pool(lane, back.address, (size_t)block->nbytes);
+        back.entered = to_pool(pooled, back.address);
     else if (back.address)
         status = in_device(lane, free_one, &back, &call);
     if (back.address && !back.entered)
