@@ -8,7 +8,7 @@ Flags are bools: the core's classes take nothing else for them, and have False w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,7 +31,11 @@ class LiveBlocks(Protocol):
     def clear(self) -> None: ...
 
 
-new_live_blocks: Callable[[], LiveBlocks] = dict if core is None else core.LiveBlocks
+def new_live_blocks() -> LiveBlocks:
+    """The table of a new heap."""
+    made: LiveBlocks = {} if core is None else core.LiveBlocks()
+    return made
+
 
 if TYPE_CHECKING or core is None:
 
@@ -125,12 +129,12 @@ if TYPE_CHECKING or core is None:
         depth: int
 
     class LocksState:
-        """What the core reads of a `PageLockTable`."""
+        """The attribute of a `PageLockTable` that the core reads."""
 
         segments: list[Any]
 
     class QueueState:
-        """What the core reads of a `DeferredFreeQueue`."""
+        """The attributes of a `DeferredFreeQueue` that the core reads."""
 
         pending: deque[Any]
         pending_bytes: int
