@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from ...spi.memory import MemoryResource
@@ -18,12 +17,14 @@ from .foreign import Boundary, is_ours, tell
 HOST_KINDS = frozenset({MemoryKind.PINNED, MemoryKind.MAPPED})
 
 
-@dataclass(slots=True)
 class Block:
     """A block that no allocation refers to."""
 
-    ptr: int
-    nbytes: int
+    __slots__ = ("nbytes", "ptr")
+
+    def __init__(self, ptr: int, nbytes: int) -> None:
+        self.ptr = ptr
+        self.nbytes = nbytes
 
 
 class Heap:
