@@ -185,7 +185,8 @@ PyObject *pool_blocks(const struct lane *lane, size_t nbytes) {
     PyObject *known = PyDict_GetItemWithError(lane->ready, lane->home), *key = known ? PyLong_FromSize_t(nbytes) : NULL;
     PyObject *blocks = key ? PyDict_GetItemWithError(known, key) : NULL;
     Py_XDECREF(key);
-    PyErr_Clear();
+    if (!blocks)
+        PyErr_Clear();
     return blocks;
 }
 
@@ -193,9 +194,10 @@ uint64_t from_pool(const struct lane *lane, size_t nbytes) {
     PyObject *blocks = pool_blocks(lane, nbytes);
     Py_ssize_t count = blocks ? PyList_Size(blocks) : 0;
     uint64_t address = count > 0 ? PyLong_AsUnsignedLongLong(PyList_GetItem(blocks, count - 1)) : 0;
-    if (address && (PyErr_Occurred() || PyList_SetSlice(blocks, count - 1, count, NULL) < 0))
+    if (address == UINT64_MAX || (address && PyList_SetSlice(blocks, count - 1, count, NULL) < 0)) {
+        PyErr_Clear();
         address = 0;
-    PyErr_Clear();
+    }
     return address;
 }
 
@@ -203,15 +205,18 @@ bool to_pool(PyObject *blocks, uint64_t address) {
     PyObject *ptr = blocks ? PyLong_FromUnsignedLongLong(address) : NULL;
     bool entered = ptr && PyList_Append(blocks, ptr) == 0;
     Py_XDECREF(ptr);
-    PyErr_Clear();
+    if (!entered)
+        PyErr_Clear();
     return entered;
 }
 
 /* -- dropped memory ------------------------------------------------------------------------------------------------------------ */
 
 static bool was_lent(const struct lane *lane, uint64_t address) {
-    PyObject *ptr = PySet_Size(lane->lent) ? PyLong_FromUnsignedLongLong(address) : NULL;
-    bool lent = PyErr_Occurred() || (ptr && PySet_Contains(lane->lent, ptr) != 0);
+    if (!PySet_Size(lane->lent))
+        return false;
+    PyObject *ptr = PyLong_FromUnsignedLongLong(address);
+    bool lent = !ptr || PySet_Contains(lane->lent, ptr) != 0;
     Py_XDECREF(ptr);
     PyErr_Clear();
     return lent;
@@ -249,6 +254,8 @@ static int take_dropped(struct lane *lane, Py_ssize_t count, struct frees *frees
         return streams < 0 ? -1 : 0;
     if (!is_open(lane))
         return 0;
+    PyObject *free_ones = NULL; /* of the pool's, of a size */
+    Py_ssize_t size = -1;
     for (Py_ssize_t at = 0; at < count; at++) {
         PyObject *item = PySequence_GetItem(handle->dropped, at);
         if (!item) { /* another thread, or a signal's handler, was here */
@@ -256,7 +263,10 @@ static int take_dropped(struct lane *lane, Py_ssize_t count, struct frees *frees
             return 0;
         }
         const struct allocation_state *block = (const struct allocation_state *)item;
-        bool simple = is_simple(lane, block) && (!lane->ready || pool_blocks(lane, (size_t)block->nbytes));
+        bool simple = is_simple(lane, block);
+        if (simple && lane->ready && block->nbytes != size)
+            free_ones = pool_blocks(lane, (size_t)(size = block->nbytes));
+        simple &= !lane->ready || free_ones;
         Py_DECREF(item);
         if (!simple)
             return 0;
@@ -275,7 +285,9 @@ static int take_dropped(struct lane *lane, Py_ssize_t count, struct frees *frees
             frees->each[frees->count++].address = address;
             continue;
         }
-        if (address && !to_pool(pool_blocks(lane, (size_t)block->nbytes), address)) {
+        if (address && block->nbytes != size)
+            free_ones = pool_blocks(lane, (size_t)(size = block->nbytes));
+        if (address && !to_pool(free_ones, address)) {
             block->freed = 0;
             enter_again(lane, block, address, lane->live);
         }
