@@ -40,12 +40,10 @@ from ._core.arrays.pinned import PinnedNDArray
 from ._core.base.advice import MODULE as _OTHERS
 from ._core.base.advice import advice_on as _advice_on
 from ._core.base.config import Setting
-from ._core.bulk.async_copy import Transfer
 from ._core.device.backends import BackendStatus
 from ._core.device.device import Device, current_device
 from ._core.ordering.event import Event
 from ._core.ordering.stream import Stream
-from ._core.smart import SmartArray
 from .api.arrays import device_array, device_array_like, pitched_array, to_device
 from .api.creation import (
     asarray,
@@ -104,7 +102,6 @@ from .api.streams import (
     stream,
     synchronize,
 )
-from .api.transfers import copy_async, copy_pitched, gather, scatter, to_device_many, to_host_many
 from .errors import (
     BackendError,
     BackendUnavailable,
@@ -126,10 +123,12 @@ from .spi.types import DeviceInfo, MemoryInfo
 
 if _typing.TYPE_CHECKING:
     from . import memory, spill
+    from ._core.bulk.async_copy import Transfer
     from ._core.bulk.files import ArrayFile
     from ._core.bulk.prefetch import Prefetcher
     from ._core.bulk.transfer_plan import TransferPlan
     from ._core.interop.ipc import IpcHandle
+    from ._core.smart import SmartArray
     from .api.files import load, load_many, save
     from .api.kernels import In, InOut, Out, kernel
     from .api.loading import prefetch
@@ -137,6 +136,7 @@ if _typing.TYPE_CHECKING:
     from .api.memory_reports import memory_snapshot, memory_summary
     from .api.plans import capture
     from .api.simulation import simulator
+    from .api.transfers import copy_async, copy_pitched, gather, scatter, to_device_many, to_host_many
     from .kernels.names import (
         CLK_GLOBAL_MEM_FENCE,
         CLK_LOCAL_MEM_FENCE,
@@ -310,17 +310,20 @@ __all__ = [
 #: Names that not every program uses, by the module that has them. It is imported when the first of them is used, as
 #: `devmem.memory` and `devmem.spill` are: pools, kernels and files take a third of what all of devmem takes to import.
 _LATER = {
+    "._core.bulk.async_copy": "Transfer",
     "._core.bulk.files": "ArrayFile",
     ".api.files": "load load_many save",
     "._core.bulk.prefetch": "Prefetcher",
     "._core.interop.ipc": "IpcHandle",
     "._core.bulk.transfer_plan": "TransferPlan",
+    "._core.smart": "SmartArray",
     ".api.plans": "capture",
     ".api.kernels": "In InOut Out kernel",
     ".api.loading": "prefetch",
     ".api.managed": "discard_managed prefetch_managed",
     ".api.memory_reports": "memory_snapshot memory_summary",
     ".api.simulation": "simulator",
+    ".api.transfers": "copy_async copy_pitched gather scatter to_device_many to_host_many",
     ".kernels.names": (
         "CLK_GLOBAL_MEM_FENCE CLK_LOCAL_MEM_FENCE atomic barrier blockDim blockIdx const get_global_id "
         "get_global_size get_group_id get_local_id get_local_size get_num_groups get_work_dim grid gridDim gridsize "

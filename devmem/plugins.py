@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import importlib
 import os
-import threading
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
@@ -95,8 +92,7 @@ def ask(call: Callable[..., T], what: str, *arguments: object) -> T:
         raise PluginError(f"{what} raised {type(error).__name__}: {error}{_place(error)}") from error
 
 
-@dataclass(slots=True)
-class LoadedBackend:
+class LoadedBackend(NamedTuple):
     """A backend and the package that it comes from. It is called through these methods, which check its answers."""
 
     backend: Backend
@@ -143,19 +139,19 @@ class Failure(NamedTuple):
     message: str
 
 
-@dataclass(slots=True)
 class Registry:
     """The plugins found so far."""
 
-    block: tuple[str, ...] = ()
-    backends: dict[str, LoadedBackend] = field(default_factory=dict)
-    resources: dict[str, tuple[ResourceFactory, str]] = field(default_factory=dict)
-    compilers: dict[str, LoadedCompiler] = field(default_factory=dict)
-    failures: dict[str, Failure] = field(default_factory=dict)
-    files: dict[str, DirectFiles] = field(default_factory=dict)
-    third_parties_loaded: bool = False
-    entries_loaded: list[object] = field(default_factory=list)
-    lock: threading.RLock = field(default_factory=partial(lock, "plugins", Rank.PLUGIN))
+    def __init__(self, block: tuple[str, ...] = (), third_parties_loaded: bool = False) -> None:
+        self.block = block
+        self.backends: dict[str, LoadedBackend] = {}
+        self.resources: dict[str, tuple[ResourceFactory, str]] = {}
+        self.compilers: dict[str, LoadedCompiler] = {}
+        self.failures: dict[str, Failure] = {}
+        self.files: dict[str, DirectFiles] = {}
+        self.third_parties_loaded = third_parties_loaded
+        self.entries_loaded: list[object] = []
+        self.lock = lock("plugins", Rank.PLUGIN)
 
     def configure(self, block: tuple[str, ...]) -> None:
         """Set the entry points that are not to be loaded; those loaded already are not affected."""

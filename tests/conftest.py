@@ -215,7 +215,9 @@ def pytest_runtest_call() -> Generator[None, Any, Any]:
     left = {each.name: each.get() for each, value, *_ in before if each.get() is not value}
     for each, _, blocks, chosen in before:
         each.blocks.set(blocks)
+        each._changing(True)
         each.chosen.choice = chosen
+        each._changing(False)
     assert not left, f"the test has left in force: {left}"
     return result
 

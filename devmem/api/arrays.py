@@ -15,7 +15,6 @@ from .._core.arrays.ndarray import ArrayLike, DeviceNDArray, DeviceRecord
 from .._core.arrays.pinned import PinnedNDArray
 from .._core.base.argument_types import ShapeLike, StridesLike
 from .._core.base.arguments import layout_of
-from .._core.bulk.pitched import pitched_array as _pitched_array
 from .._core.device.device import DeviceLike, current_open_device, open_device_of
 from .._core.ordering.event import StreamLike
 from .._native import core
@@ -241,7 +240,9 @@ def pitched_array(
     >>> d.strides[0] >= 5 * 4, d.strides[1]
     (True, 4)
     """
-    return _pitched_array(open_device_of(device), shape, dtype, pitch, stream)
+    from .._core.bulk import pitched  # late: few programs want it
+
+    return pitched.pitched_array(open_device_of(device), shape, dtype, pitch, stream)
 
 
 __all__ = ["device_array", "device_array_like", "pitched_array", "to_device"]

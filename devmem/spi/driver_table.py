@@ -69,15 +69,17 @@ class DriverTable(ctypes.Structure):
 
 
 class OffersTable(Protocol):
-    """A driver with a table: the class has these attributes (one that passes a driver on has not, and its methods are called)."""
+    """A driver with a table: the class has these attributes (one that passes a driver on has not, and its methods are called).
+
+    The driver's own methods free blocks that came from the table, too. When it is closed, all of them were given back.
+    """
+
+    #: The addresses of live blocks that the driver's own methods have given: the core takes out those that it frees by the table.
+    table_blocks: dict[int, int]
 
     @property
     def table(self) -> DriverTable | None:
         """The table, the same for as long as the device is open; None where the vendor's library lacks one of the functions."""
-
-    @property
-    def table_blocks(self) -> dict[int, int]:
-        """The addresses of live blocks: the core enters those that it allocates, and takes them out before it frees them."""
 
     def table_refused(self, call: int, status: int) -> NoReturn:
         """Raise what the driver's own method would raise for a status of a function; the functions are numbered from 0."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..spi.driver import PROTOCOLS, Driver, TellsWhatIsOut
@@ -37,17 +37,25 @@ ADVICE = tuple(
 )
 
 
-@dataclass(frozen=True)
 class DriverState:
     """State that the parts of one open device share."""
 
-    ordinal: int
-    functions: VendorFunctions
-    errors: StatusErrors
-    relaxed_capture: RelaxedCapture
-    streams: Handles[Any]
-    events: Handles[Any]
-    graphs: dict[int, Any] = field(default_factory=dict)
+    def __init__(
+        self,
+        ordinal: int,
+        functions: VendorFunctions,
+        errors: StatusErrors,
+        relaxed_capture: RelaxedCapture,
+        streams: Handles[Any],
+        events: Handles[Any],
+    ) -> None:
+        self.ordinal = ordinal
+        self.functions = functions
+        self.errors = errors
+        self.relaxed_capture = relaxed_capture
+        self.streams = streams
+        self.events = events
+        self.graphs: dict[int, Any] = {}
 
 
 class Part:

@@ -25,6 +25,8 @@ PLAIN = [
     np.zeros(0), np.array(None, object), np.array([object()]), np.float32(3), np.float64, np.dtype("f8"), np.dtype(object),
 ]  # fmt: skip
 ARRAY = ("_ptr", "_shape", "_dtype", "_strides", "_stream", "allocation", "open_device")
+#: All that the fields of addresses take: numbers.
+ADDRESSES = [0, 1, 16, 1 << 40]
 ALLOCATION = ("queue", "device_handle", "heap", "home", "ptr", "streams")
 
 
@@ -50,7 +52,8 @@ def made(chance):
     for target, names, like in zip(odd, (ARRAY, ALLOCATION), (array, array.allocation), strict=True):
         for name in names:
             if chance.random() < 0.8:
-                setattr(target, name, chance.choice([getattr(like, name)] * 3 + [*PLAIN, *whole, *empty]))
+                odd_ones = ADDRESSES if name in ("ptr", "_ptr") else [*PLAIN, *whole, *empty]
+                setattr(target, name, chance.choice([getattr(like, name)] * 3 + odd_ones))
     odd[1].freed = True
     return [*whole, matrix, freed, *pairs[1], *empty, *odd, array.open_device]
 

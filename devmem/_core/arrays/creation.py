@@ -9,7 +9,6 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..._native import core
 from ...spi.errors import DevmemError, LayoutError
 from ...spi.types import AllocFlags, MemoryKind
 from ..base.address import address, extent
@@ -136,8 +135,6 @@ def target_of(to: object, device: DeviceLike) -> DeviceNDArray[Any]:
 def _into(
     obj: object, stream: StreamLike, copy: bool, to: object, device: DeviceLike
 ) -> DeviceNDArray[Any] | DeviceRecord:
-    if core is not None and device is None and core.upload_into(to, obj, stream) is not None:
-        return cast("DeviceNDArray[Any]", to)
     target = target_of(to, device)
     view = device_view(obj)
     source = host_array(obj) if view is None else view

@@ -1,13 +1,41 @@
-"""Fields that the compiled core reads of handles, allocations, arrays, streams and events: its classes, or such in Python.
+"""Fields that the compiled core reads of handles, allocations, arrays, streams, events and queues; the live blocks of a heap.
+
+They are of its classes, or of such in Python.
 
 Flags are bools: the core's classes take nothing else for them, and have False where none was set.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..._native import core
+
+
+class LiveBlocks(Protocol):
+    """Bytes of the live blocks of a heap by their addresses: of a dict the methods that `core.LiveBlocks` has."""
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, ptr: object, /) -> bool: ...
+
+    def __setitem__(self, ptr: int, nbytes: int, /) -> None: ...
+
+    def pop(self, ptr: int, default: None, /) -> int | None: ...
+
+    def items(self) -> Iterable[tuple[int, int]]: ...
+
+    def clear(self) -> None: ...
+
+
+def new_live_blocks() -> LiveBlocks:
+    """The table of a new heap."""
+    made: LiveBlocks = {} if core is None else core.LiveBlocks()
+    return made
+
 
 if TYPE_CHECKING or core is None:
 
@@ -92,6 +120,27 @@ if TYPE_CHECKING or core is None:
 
         __slots__ = ("handle", "idle", "key", "leaving", "table")
 
+    class DeferralState:
+        """The slots of a `Deferral`."""
+
+        __slots__ = ("counting", "depth")
+
+        counting: AbstractContextManager[object]
+        depth: int
+
+    class LocksState:
+        """The attribute of a `PageLockTable` that the core reads."""
+
+        segments: list[Any]
+
+    class QueueState:
+        """The attributes of a `DeferredFreeQueue` that the core reads."""
+
+        pending: deque[Any]
+        pending_bytes: int
+        foreign_releases: deque[Any]
+
 else:
     HandleState, AllocationState, ArrayState = core.HandleState, core.AllocationState, core.ArrayState
     StreamState, EventState, RecordState = core.StreamState, core.EventState, core.RecordState
+    DeferralState, LocksState, QueueState = core.DeferralState, core.LocksState, core.QueueState

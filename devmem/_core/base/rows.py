@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -23,8 +22,7 @@ class Slices(NamedTuple):
     offsets: list[tuple[int, int]]
 
 
-@dataclass(slots=True)
-class Rows:
+class Rows(NamedTuple):
     """A strided copy as a driver can do it: rows of ``width`` bytes, ``height`` of them a pitch apart, and that again at
     every offset of the ``outer`` axes (count, destination stride, source stride).
     """
@@ -57,7 +55,7 @@ class Rows:
             dst_rows, dst_rest = divmod(dst, self.dst_pitch)
             src_rows, src_rest = divmod(src, self.src_pitch)
             if self.height > 1 and not dst_rest and not src_rest and min(dst_rows, src_rows) >= self.height:
-                rest = replace(self, outer=[*self.outer[:at], *self.outer[at + 1 :]])
+                rest = self._replace(outer=[*self.outer[:at], *self.outer[at + 1 :]])
                 return Slices(count, dst_rows, src_rows, rest.offsets())
         return None
 

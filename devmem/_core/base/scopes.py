@@ -18,6 +18,7 @@ from weakref import ref
 
 from ...spi.errors import DevmemError
 from ...toolkit.locks import Rank, lock
+from .hot_state import DeferralState
 
 T = TypeVar("T")
 #: Whether threads run Python at the same time: then adding to an attribute that they share takes a lock.
@@ -114,6 +115,10 @@ class ThreadChoice(threading.local, Generic[T]):
         self.choice = Choice((none,))
 
 
+def ignore(_: object) -> None:
+    """Nothing: the value in force is asked for each time."""
+
+
 class ScopeVariable(Generic[T]):
     """A value in force: that of the innermost block of this thread or task, else the one chosen for this thread.
 
@@ -121,8 +126,12 @@ class ScopeVariable(Generic[T]):
     contexts do. Left in another thread or task, it ends for all of them.
     """
 
-    def __init__(self, name: str, none: T) -> None:
+    def __init__(self, name: str, none: T, changing: Callable[[bool], object] | None = None) -> None:
         self.name = name
+        #: Told True before the value in force changes, and False when it has. So what remembers it knows of a change that an
+        #: exception came into: it is told of no end.
+        self._changing = changing or ignore
+        self._entered = False
         #: The blocks of the context, innermost last; None for none.
         self.blocks = _of_context(name)
         self.chosen = ThreadChoice(none)
@@ -150,22 +159,29 @@ class ScopeVariable(Generic[T]):
         choices: dict[Any, Choice[T]] = around[-1].choices if around else vars(self.chosen)
         key = _thread.key if around else "choice"
         before, choice = choices.get(key), Choice((value,))
+        self._changing(True)
         choices[key] = choice
+        self._changing(False)
 
         def undo() -> None:
             choice.before = _not_ended(before)
             choice.ended = True  # last: an interrupt comes between, and the call is repeated
             if choices.get(key) is not choice:  # a later one holds, or held and was taken back
                 return
+            self._changing(True)
             if choice.before is None:
                 del choices[key]
             else:
                 choices[key] = choice.before
+            self._changing(False)
 
         return undo
 
     def enter(self, value: T) -> Block[T]:
         """Begin a block, for `leave`."""
+        if not self._entered:  # contexts change by themselves: from now on what is in force is asked for each time
+            self._changing(True)
+            self._entered = True
         block = Block(value, self._here.set(None))
         self.blocks.set((*self._blocks(), block))
         return block
@@ -303,13 +319,13 @@ def count_lock() -> AbstractContextManager[object]:
     return lock("open scopes, without a GIL", Rank.LEAF) if FREE_THREADED else nullcontext()
 
 
-class Deferral:
+class Deferral(DeferralState):
     """The number of ``defer_cleanup()`` blocks that are open in the process.
 
     ``counting`` is held where ``depth`` changes, and where the blocks of ``with use_memory()`` are counted.
     """
 
-    __slots__ = ("counting", "depth")
+    __slots__ = ()
 
     def __init__(self) -> None:
         self.counting = count_lock()

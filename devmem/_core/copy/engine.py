@@ -327,7 +327,7 @@ class CopyEngine:
         return self.coherent and self.handle.knows_pointers and self.handle.driver.pointer_range(view._ptr) is None
 
     def await_source(self, src: ArrayView[Any], stream: Stream) -> None:
-        """Wait for a stream before what is used in place is read: drivers read such memory at the call, ahead of enqueued work."""
+        """Wait for a stream before what is used in place is read: drivers read that at the call, ahead of enqueued work."""
         if self.coherent and self.is_system(src) and not stream.is_capturing():
             self.wait_for(stream)
 

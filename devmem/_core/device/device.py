@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -373,4 +374,5 @@ def _find_default() -> Device:
 
 
 if core is not None:
-    core.connect(place.blocks.get, place.chosen, chosen_device, chosen_stream, current_open_device)
+    by_thread = threading.local.__module__ == "_thread"  # not where gevent, or its like, has put its own there
+    core.connect(place.blocks.get, place.chosen, by_thread, chosen_device, chosen_stream, current_open_device)

@@ -213,7 +213,7 @@ def _summary(opened: OpenDevice) -> DeviceSummary:
 
 
 def _stack(heap: Heap, pending: dict[int, int]) -> StackSummary:
-    live = dict(heap.live)
+    live = dict(heap.live.items())
     waiting = sum(live.pop(ptr, 0) for ptr in pending)
     counting = _statistics(heap)
     pool = next((part for part in chain(heap.resource) if isinstance(part, PoolMemory | PinnedPool)), None)

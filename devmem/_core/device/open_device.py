@@ -195,6 +195,11 @@ class OpenDevice:
                         self._leak_pending()
                     if isinstance(error, DeviceLost):
                         self.memory.lose()
+        except BaseException:  # interrupted: what the compiled core has allocated no driver knows of
+            with suppress(Exception):
+                driver.synchronize()
+                self.memory.close()
+            raise
         finally:
             self._part(driver, why, token)
 

@@ -191,10 +191,6 @@ class Counted(dict[int, int]):
         """Each as often as it is out."""
         return [pair for pair in list(super().items()) for _ in range(self.times[pair[0]])]
 
-    def values(self) -> Any:
-        """The bytes of each, as often as it is out."""
-        return [nbytes for _, nbytes in self.items()]
-
     def __setitem__(self, ptr: int, nbytes: int) -> None:
         super().__setitem__(ptr, nbytes)
         self.times[ptr] += 1  # last: until then an interrupt leaves it as often out as before

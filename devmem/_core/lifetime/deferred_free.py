@@ -24,6 +24,7 @@ from threading import get_ident
 from ...spi.errors import DevmemError, DevmemWarning
 from ..base.config import settings
 from ..base.device_handle import DeviceHandle, Droppable
+from ..base.hot_state import QueueState
 from ..base.scopes import deferral
 from ..ordering.completions import CompletionTracker, leaked
 from ..ordering.stream import Stream
@@ -34,7 +35,7 @@ _nbytes: Callable[[object], int] = attrgetter("nbytes")
 FEW = 10
 
 
-class DeferredFreeQueue:
+class DeferredFreeQueue(QueueState):
     """The queue of one open device.
 
     Attributes

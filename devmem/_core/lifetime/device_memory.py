@@ -123,7 +123,7 @@ class DeviceMemory:
             item for item in (*list(self.queue.dropped), *list(self.queue.pending)) if isinstance(item, Allocation)
         ]
         pending = sum(item.nbytes for item in waiting if item.heap.is_host == on_host)
-        live = sum(sum(list(heap.live.values())) for heap in heaps)
+        live = sum(nbytes for heap in heaps for _, nbytes in list(heap.live.items()))
         return max(live - pending, 0), pending, cached_in(each.resource for each in heaps)  # while other threads go on
 
     def usage(self, free_dropped: bool) -> tuple[int, int]:
@@ -194,7 +194,7 @@ class DeviceMemory:
         """Count live memory that the host can see as lent; the device is being closed."""
         for heap in self.stacks.all_heaps():
             if heap.kind is not MemoryKind.DEVICE:
-                heap.lent.update(heap.live)
+                heap.lent.update(ptr for ptr, _ in list(heap.live.items()))
 
     def lose(self) -> None:
         """Forget all memory of the device, which was lost, except what the host can see."""

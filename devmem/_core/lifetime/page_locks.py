@@ -24,13 +24,14 @@ from ...toolkit.locks import Rank, lock
 from ..base.address import extent
 from ..base.changes import Changes
 from ..base.device_handle import CurrentDevice, DeviceHandle
+from ..base.hot_state import LocksState
 from ..base.interrupts import CannotWait, is_out
 from ..ordering.completions import CompletionTracker
 
 PAGE = mmap.PAGESIZE
 
 
-class PageLockTable:
+class PageLockTable(LocksState):
     """The page-locked host memory of the devices of one backend, and how many registrations keep it locked.
 
     Drivers lock whole pages for the whole process, refuse pages that are locked already (or, on AMD, accept them and leak), and

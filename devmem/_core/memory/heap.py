@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from ...spi.memory import MemoryResource
 from ...spi.types import MemoryKind
 from ..base.device_handle import DeviceHandle
-from ..base.hot_state import AllocationState
+from ..base.hot_state import AllocationState, new_live_blocks
 from ..base.interrupts import CannotWait
 from .adaptor import kept_by, part_with
 from .foreign import Boundary, is_ours, tell
@@ -18,12 +17,14 @@ from .foreign import Boundary, is_ours, tell
 HOST_KINDS = frozenset({MemoryKind.PINNED, MemoryKind.MAPPED})
 
 
-@dataclass(slots=True)
 class Block:
     """A block that no allocation refers to."""
 
-    ptr: int
-    nbytes: int
+    __slots__ = ("nbytes", "ptr")
+
+    def __init__(self, ptr: int, nbytes: int) -> None:
+        self.ptr = ptr
+        self.nbytes = nbytes
 
 
 class Heap:
@@ -55,7 +56,7 @@ class Heap:
             tell, part_with(resource, "forget_stream"), "forget_stream"
         )
         self.ordered = bool(getattr(resource, "stream_ordered", False))
-        self.live: dict[int, int] = {}
+        self.live = new_live_blocks()
         #: Live addresses that were given to another library, which may use them beyond the close of the device.
         self.lent: set[int] = set()
         #: How many ``with use_memory()`` blocks are open on it.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from ...spi.driver import FullDriver, GraphCall
@@ -23,26 +22,29 @@ from ..base.hot_state import EventState
 Call = Callable[[FullDriver, int, int, int], object]
 
 
-@dataclass(slots=True, eq=False)
 class Side:
     """One side of a recorded copy: where it was at first, where it is now, and what keeps it alive."""
 
-    view: Any  #: the array or view that it has now: an ndarray for the host's side
-    first: int  #: the address that was recorded
-    address: int  #: the address that it has now
-    keep: tuple[Any, ...] = ()
+    __slots__ = ("address", "first", "keep", "view")
+
+    def __init__(self, view: Any, first: int, address: int, keep: tuple[Any, ...] = ()) -> None:
+        self.view = view  #: the array or view that it has now: an ndarray for the host's side
+        self.first = first  #: the address that was recorded
+        self.address = address  #: the address that it has now
+        self.keep = keep
 
 
-@dataclass(slots=True, eq=False)
 class RecordedCopy:
     """A copy, whose sides can be replaced by others of the same layout."""
 
-    kind: CopyKind
-    dst: Side
-    src: Side
+    __slots__ = ("dst", "kind", "src")
+
+    def __init__(self, kind: CopyKind, dst: Side, src: Side) -> None:
+        self.kind = kind
+        self.dst = dst
+        self.src = src
 
 
-@dataclass(slots=True, eq=False)
 class Recorder:
     """The work that was given to one stream since its recording began.
 
@@ -64,16 +66,17 @@ class Recorder:
         Makes a page-locked array of so many bytes, which is kept.
     """
 
-    heap: Any
-    page_locked: Callable[[int], Any]
-    steps: list[tuple[Call, RecordedCopy | None]] = field(default_factory=list)
-    copies: list[RecordedCopy] = field(default_factory=list)
-    events: list[EventState] = field(default_factory=list)
-    uses: dict[int, Any] = field(default_factory=dict)
-    kept: list[object] = field(default_factory=list)
-    _pending: list[Any] = field(default_factory=list)
-    _copy: RecordedCopy | None = None
-    _may_read_host: bool = False
+    def __init__(self, heap: Any, page_locked: Callable[[int], Any]) -> None:
+        self.heap = heap
+        self.page_locked = page_locked
+        self.steps: list[tuple[Call, RecordedCopy | None]] = []
+        self.copies: list[RecordedCopy] = []
+        self.events: list[EventState] = []
+        self.uses: dict[int, Any] = {}
+        self.kept: list[object] = []
+        self._pending: list[Any] = []
+        self._copy: RecordedCopy | None = None
+        self._may_read_host = False
 
     def calls(self) -> list[GraphCall]:
         """The calls for a graph, with each copy's sides as they are now."""

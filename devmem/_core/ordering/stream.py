@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from .leases import OwnedHandle
 
 #: Where this thread or task works: the device that was chosen, or a stream, and with it its device.
-place: ScopeVariable[PublicDevice | Stream | None] = ScopeVariable("devmem_place", None)
+place: ScopeVariable[PublicDevice | Stream | None] = ScopeVariable(
+    "devmem_place", None, None if core is None else core.choosing
+)
 
 
 def chosen_device() -> PublicDevice | None:

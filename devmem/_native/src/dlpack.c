@@ -118,11 +118,10 @@ static const struct lane *lane_of(const struct allocation_state *block) {
 
 static int lend(const struct allocation_state *block) {
     const struct lane *lane = lane_of(block);
-    PyObject *heap = block->heap, *ptr = block->ptr;
-    if (lane && lane->live && heap == lane->heap)
-        return PySet_Add(lane->lent, ptr);
-    PyObject *lent = PyObject_GetAttr(heap, name_lent);
-    int done = lent ? PySet_Add(lent, ptr) : -1;
+    PyObject *lent = lane && lane->live && block->heap == lane->heap ? Py_NewRef(lane->lent) : PyObject_GetAttr(block->heap, name_lent);
+    PyObject *ptr = lent ? PyLong_FromUnsignedLongLong(block->ptr) : NULL;
+    int done = ptr ? PySet_Add(lent, ptr) : -1;
+    Py_XDECREF(ptr);
     Py_XDECREF(lent);
     return done;
 }
@@ -149,8 +148,8 @@ static struct allocation_state *block_of(PyObject *object) {
     if (!array->allocation || !PyObject_TypeCheck(array->allocation, allocation_type) || !array->open_device)
         return NULL;
     struct allocation_state *block = (struct allocation_state *)array->allocation;
-    if (block->freed || is_none(block->home) || is_none(block->heap) || !block->ptr || block->ptr == zero || !array->ptr ||
-        array->ptr == zero || !block->device_handle || !PyObject_TypeCheck(block->device_handle, handle_type) ||
+    if (block->freed || is_none(block->home) || is_none(block->heap) || !block->ptr || !array->ptr || !block->device_handle ||
+        !PyObject_TypeCheck(block->device_handle, handle_type) ||
         ((struct handle_state *)block->device_handle)->dead != Py_None)
         return NULL;
     return block;
@@ -180,7 +179,7 @@ static struct exported *describe(struct array_state *array, struct allocation_st
         said &= !__builtin_mul_overflow(step, shape[axis], &step);
     }
     *tensor = (struct tensor){
-        .data = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(array->ptr),
+        .data = (void *)(uintptr_t)array->ptr,
         .device_type = (int32_t)PyLong_AsLong(PyTuple_GetItem(device, 0)),
         .device_id = (int32_t)PyLong_AsLong(PyTuple_GetItem(device, 1)),
         .ndim = (int32_t)axes, .code = type->code, .bits = type->bits, .lanes = 1, .shape = shape, .strides = strides};
@@ -321,20 +320,20 @@ static PyObject *array_of(struct lane *lane, struct versioned *managed) {
         if (!is_known)
             return NULL;
     }
-    PyObject *shape = shape_of(tensor), *ptr = PyLong_FromUnsignedLongLong(address);
+    PyObject *shape = shape_of(tensor);
     struct allocation_state *block = (struct allocation_state *)PyType_GenericAlloc((PyTypeObject *)foreign_class, 0);
     struct taken *owner = (struct taken *)PyType_GenericAlloc(taken_type, 0);
     PyObject *array = NULL;
-    if (shape && ptr && block && owner)
-        array = make_array((PyTypeObject *)device_array_class, ptr, shape, dtype, Py_None, Py_None, (PyObject *)block, lane->opened);
+    if (shape && block && owner)
+        array = make_array((PyTypeObject *)device_array_class, address, shape, dtype, Py_None, Py_None, (PyObject *)block, lane->opened);
     bool made = array;
     if (made) {
-        set_field(&block->queue, lane->queue);
+        set_field(&block->queue, (PyObject *)lane->queue);
         set_field(&block->device_handle, lane->handle);
         set_field(&block->heap, handle->heap);
         set_field(&block->home, Py_None);
         set_field(&block->streams, Py_None);
-        set_field(&block->ptr, ptr);
+        block->ptr = address;
         block->nbytes = (Py_ssize_t)nbytes;
         block->unnamed = 1;
         made = PyObject_SetAttr((PyObject *)block, name_ready, lane->legacy) == 0 &&
@@ -344,7 +343,6 @@ static PyObject *array_of(struct lane *lane, struct versioned *managed) {
             owner->tensor = managed;
     }
     Py_XDECREF(shape);
-    Py_XDECREF(ptr);
     Py_XDECREF((PyObject *)block);
     Py_XDECREF((PyObject *)owner);
     if (!made)

@@ -11,11 +11,15 @@
 
 static PyTypeObject *lane_type;
 static PyObject *blocks_get, *chosen_for_thread, *chosen_device, *chosen_stream, *find_device;
-/* The device that was chosen in the last call, or None, and its lane; both NULL after `forget`. */
+/* The device that was chosen in the last call, or None, and its lane; both NULL after `forget`. A thread asks for its device again when
+ * `changes` is another than it has seen, or changes are under way: an exception that comes into one leaves it so. */
 static PyObject *last_device, *last_lane;
+static uint64_t changes = 1, under_way;
+static int by_thread; /* whether choices are of a thread: not where a library tells its own threads apart, in one of the system's */
+static _Thread_local uint64_t seen;
 /* Whether any stream was ever made current in the process. */
 static bool streams_entered;
-static PyObject *name_lane, *name_choice, *name_segments, *name_depth, *name_pending, *name_pending_bytes, *name_foreign_releases, *name_popleft;
+static PyObject *name_lane, *name_choice, *name_popleft;
 
 /* -- the vendor's calls; without the GIL ------------------------------------------------------------------------------------ */
 
@@ -88,9 +92,19 @@ static PyObject *in_blocks(PyObject *look) {
     return PyObject_CallNoArgs(look);
 }
 
-struct lane *current_lane(void) {
-    if (!find_device)
-        return NULL;
+/* Remember a device and its lane, references that it takes. What was remembered is let go of then, which may call anything: false where
+ * that has remembered something else. */
+static bool remember(PyObject *device, PyObject *lane) {
+    PyObject *device_before = last_device, *lane_before = last_lane;
+    last_device = device;
+    last_lane = lane;
+    Py_XDECREF(device_before);
+    Py_XDECREF(lane_before);
+    return last_device == device;
+}
+
+/* Let last_lane be that of the current device; false with an exception. */
+static bool find_lane(void) {
     PyObject *device = in_blocks(chosen_device);
     if (device == Py_None) {
         PyObject *choice = PyObject_GetAttr(chosen_for_thread, name_choice);
@@ -98,21 +112,28 @@ struct lane *current_lane(void) {
         Py_XDECREF(choice);
     }
     if (!device)
-        return NULL;
-    if (device != last_device) {
-        PyObject *opened = PyObject_CallNoArgs(find_device);
-        PyObject *lane = opened ? PyObject_GetAttr(opened, name_lane) : NULL;
+        return false;
+    uint64_t before = changes;
+    if (device == last_device)
+        Py_DECREF(device);
+    else {
+        PyObject *opened = PyObject_CallNoArgs(find_device), *lane = opened ? PyObject_GetAttr(opened, name_lane) : NULL;
         Py_XDECREF(opened);
         if (!lane) {
             Py_DECREF(device);
-            return NULL;
+            return false;
         }
-        set_field(&last_lane, lane);
-        set_field(&last_device, device);
-        Py_DECREF(lane);
+        before += ++changes == before + 1; /* of what has changed meanwhile the next call takes note */
+        if (!remember(device, lane))
+            return find_lane();
     }
-    Py_DECREF(device);
-    if (is_none(last_lane) || Py_TYPE(last_lane) != lane_type)
+    seen = before;
+    return true;
+}
+
+struct lane *current_lane(void) {
+    if (!find_device || ((under_way || !by_thread || seen != changes) && !find_lane()) || is_none(last_lane) ||
+        Py_TYPE(last_lane) != lane_type)
         return NULL;
     struct lane *lane = (struct lane *)last_lane;
     return is_open(lane) ? lane : NULL;
@@ -130,14 +151,6 @@ int on_legacy(PyObject *stream) {
     return current == Py_None;
 }
 
-/* A whole number of an object's attribute, or the length of that; -1 with an exception. */
-static Py_ssize_t number(PyObject *object, PyObject *name, bool is_length) {
-    PyObject *found = PyObject_GetAttr(object, name);
-    Py_ssize_t value = !found ? -1 : is_length ? PyObject_Size(found) : PyLong_AsSsize_t(found);
-    Py_XDECREF(found);
-    return value;
-}
-
 int takes_memory(struct lane *lane) {
     const struct handle_state *handle = (const struct handle_state *)lane->handle;
     PyObject *heap = handle->heap;
@@ -150,8 +163,9 @@ int takes_memory(struct lane *lane) {
             Py_DECREF(heap);
             return -1;
         }
-        PyObject **fields[] = {&lane->live, &lane->lent, &lane->ready, &lane->home};
-        for (Py_ssize_t at = 0, count = PyTuple_Check(tables) ? PyTuple_Size(tables) : 0; at < 4; at++)
+        PyObject **fields[] = {(PyObject **)&lane->live, &lane->lent, &lane->ready, &lane->home};
+        bool plain = PyTuple_Check(tables) && PyTuple_Size(tables) && Py_TYPE(PyTuple_GetItem(tables, 0)) == blocks_type;
+        for (Py_ssize_t at = 0, count = plain ? PyTuple_Size(tables) : 0; at < 4; at++)
             set_field(fields[at], at < count ? PyTuple_GetItem(tables, at) : NULL);
         set_field(&lane->heap, heap);
         Py_DECREF(tables);
@@ -160,105 +174,109 @@ int takes_memory(struct lane *lane) {
     return lane->live != NULL;
 }
 
-int is_unlocked(const struct lane *lane) {
-    Py_ssize_t segments = number(lane->locks, name_segments, true);
-    return segments < 0 ? -1 : segments == 0;
+bool is_unlocked(const struct lane *lane) {
+    PyObject *segments = lane->locks->segments;
+    return segments && PyList_Check(segments) && !PyList_Size(segments);
 }
 
 /* -- pools: no Python runs --------------------------------------------------------------------------------------------------- */
 
-/* The list of the pool's free blocks for requests of so many bytes on the legacy stream: borrowed, NULL where there is none yet. */
-static PyObject *pool_blocks(const struct lane *lane, size_t nbytes) {
+PyObject *pool_blocks(const struct lane *lane, size_t nbytes) {
     PyObject *known = PyDict_GetItemWithError(lane->ready, lane->home), *key = known ? PyLong_FromSize_t(nbytes) : NULL;
     PyObject *blocks = key ? PyDict_GetItemWithError(known, key) : NULL;
     Py_XDECREF(key);
-    PyErr_Clear();
+    if (!blocks)
+        PyErr_Clear();
     return blocks;
 }
 
-PyObject *from_pool(const struct lane *lane, size_t nbytes) {
-    PyObject *blocks = pool_blocks(lane, nbytes), *ptr = NULL;
+uint64_t from_pool(const struct lane *lane, size_t nbytes) {
+    PyObject *blocks = pool_blocks(lane, nbytes);
     Py_ssize_t count = blocks ? PyList_Size(blocks) : 0;
-    if (count > 0) {
-        Py_INCREF(ptr = PyList_GetItem(blocks, count - 1));
-        if (PyList_SetSlice(blocks, count - 1, count, NULL) < 0)
-            Py_CLEAR(ptr);
+    uint64_t address = count > 0 ? PyLong_AsUnsignedLongLong(PyList_GetItem(blocks, count - 1)) : 0;
+    if (address == UINT64_MAX || (address && PyList_SetSlice(blocks, count - 1, count, NULL) < 0)) {
         PyErr_Clear();
+        address = 0;
     }
-    return ptr;
+    return address;
 }
 
-bool to_pool(const struct lane *lane, PyObject *ptr, size_t nbytes) {
-    PyObject *blocks = pool_blocks(lane, nbytes);
-    bool entered = blocks && PyList_Append(blocks, ptr) == 0;
-    PyErr_Clear();
+bool to_pool(PyObject *blocks, uint64_t address) {
+    PyObject *ptr = blocks ? PyLong_FromUnsignedLongLong(address) : NULL;
+    bool entered = ptr && PyList_Append(blocks, ptr) == 0;
+    Py_XDECREF(ptr);
+    if (!entered)
+        PyErr_Clear();
     return entered;
 }
 
 /* -- dropped memory ------------------------------------------------------------------------------------------------------------ */
 
-bool is_simple(const struct lane *lane, const struct allocation_state *block, uint64_t *address) {
-    if ((PyObject *)Py_TYPE((PyObject *)block) != lane->owned || block->freed || !block->ptr || block->streams != Py_None ||
-        block->home != lane->legacy || !lane->live || block->heap != lane->heap || block->device_handle != lane->handle ||
-        (PySet_Size(lane->lent) != 0 && PySet_Contains(lane->lent, block->ptr) != 0))
+static bool was_lent(const struct lane *lane, uint64_t address) {
+    if (!PySet_Size(lane->lent))
         return false;
-    *address = PyLong_AsUnsignedLongLong(block->ptr);
-    return *address != 0 && !PyErr_Occurred() && (!lane->ready || pool_blocks(lane, (size_t)block->nbytes));
+    PyObject *ptr = PyLong_FromUnsignedLongLong(address);
+    bool lent = !ptr || PySet_Contains(lane->lent, ptr) != 0;
+    Py_XDECREF(ptr);
+    PyErr_Clear();
+    return lent;
 }
 
-PyObject *strike_out(struct lane *lane, struct allocation_state *block) {
-    PyObject *ptr = block->ptr;
-    Py_INCREF(ptr);
+bool is_simple(const struct lane *lane, const struct allocation_state *block) {
+    return (PyObject *)Py_TYPE((PyObject *)block) == lane->owned && !block->freed && block->ptr && block->streams == Py_None &&
+           block->home == lane->legacy && lane->live && block->heap == lane->heap && block->device_handle == lane->handle &&
+           !was_lent(lane, block->ptr);
+}
+
+uint64_t strike_out(struct lane *lane, struct allocation_state *block) {
+    uint64_t address = block->ptr, nbytes;
     block->freed = 1;
-    set_field(&block->ptr, zero);
-    bool out = PyDict_DelItem(lane->live, ptr) == 0;
-    if (!out || (!lane->ready && PyDict_DelItem(lane->blocks, ptr) < 0))
+    block->ptr = 0;
+    if (!take_block(lane->live, address, &nbytes))
+        return 0;
+    /* The driver keeps what its own methods gave. It is to forget it, as it does not see it freed; a pool's chunk is not. */
+    PyObject *ptr = !lane->ready && PyDict_Size(lane->blocks) ? PyLong_FromUnsignedLongLong(address) : NULL;
+    if (ptr && PyDict_DelItem(lane->blocks, ptr) < 0)
         PyErr_Clear();
-    if (!out)
-        Py_CLEAR(ptr);
-    return ptr;
+    Py_XDECREF(ptr);
+    return address;
 }
 
-void enter_again(struct lane *lane, struct allocation_state *block, PyObject *ptr, PyObject *live) {
+void enter_again(struct lane *lane, struct allocation_state *block, uint64_t address, struct blocks *live) {
     struct handle_state *handle = (struct handle_state *)lane->handle;
-    PyObject *nbytes = PyLong_FromSsize_t(block->nbytes);
-    bool whole = live == lane->live && lane->ready; /* the driver has the pool's chunk */
-    if (nbytes && PyDict_SetItem(live, ptr, nbytes) == 0 && (whole || PyDict_SetItem(lane->blocks, ptr, ptr) == 0))
-        set_field(&block->ptr, ptr);
-    else
-        PyErr_Clear(); /* without memory for the books it is lost: better than an address in use twice */
-    Py_XDECREF(nbytes);
+    if (put_block(live, address, (uint64_t)block->nbytes)) /* without memory for that it is lost: better than in use twice */
+        block->ptr = address;
     handle->dropped_bytes += block->nbytes;
     Py_XDECREF(PyObject_CallFunctionObjArgs(handle->drop, (PyObject *)block, NULL));
     PyErr_Clear();
 }
 
-int is_deferred(const struct lane *lane) {
-    Py_ssize_t depth = number(lane->deferral, name_depth, false);
-    return depth < 0 ? -1 : depth > 0;
-}
-
 /* Take all that was dropped: 1, 0 where one of them is not simple and nothing was done, -1 with an exception. */
 static int take_dropped(struct lane *lane, Py_ssize_t count, struct frees *frees) {
     struct handle_state *handle = (struct handle_state *)lane->handle;
-    uint64_t address;
     if (count > MOST_FREES)
         return 0;
-    Py_ssize_t held = is_deferred(lane), streams = held ? 0 : PyObject_Size(lane->own_streams);
-    if (held || streams) /* deferred; or a stream may be capturing a graph */
-        return held < 0 || streams < 0 ? -1 : 0;
+    Py_ssize_t streams = lane->deferral->depth ? 1 : PyObject_Size(lane->own_streams);
+    if (streams) /* deferred; or a stream may be capturing a graph */
+        return streams < 0 ? -1 : 0;
     if (!is_open(lane))
         return 0;
+    PyObject *free_ones = NULL; /* of the pool's, of a size */
+    Py_ssize_t size = -1;
     for (Py_ssize_t at = 0; at < count; at++) {
         PyObject *item = PySequence_GetItem(handle->dropped, at);
         if (!item) { /* another thread, or a signal's handler, was here */
             PyErr_Clear();
             return 0;
         }
-        bool simple = is_simple(lane, (struct allocation_state *)item, &address);
+        const struct allocation_state *block = (const struct allocation_state *)item;
+        bool simple = is_simple(lane, block);
+        if (simple && lane->ready && block->nbytes != size)
+            free_ones = pool_blocks(lane, (size_t)(size = block->nbytes));
+        simple &= !lane->ready || free_ones;
         Py_DECREF(item);
         if (!simple)
-            return PyErr_Occurred() ? -1 : 0;
+            return 0;
     }
     PyObject *pooled[MOST_FREES]; /* dropped at the end: that may call weak references, and so anything */
     Py_ssize_t back = 0;
@@ -268,22 +286,22 @@ static int take_dropped(struct lane *lane, Py_ssize_t count, struct frees *frees
             return -1;
         struct allocation_state *block = (struct allocation_state *)item;
         handle->dropped_bytes -= block->nbytes;
-        PyObject *ptr = strike_out(lane, block);
-        if (ptr && !lane->ready) {
+        uint64_t address = strike_out(lane, block);
+        if (address && !lane->ready) {
             frees->each[frees->count].block = block;
-            frees->each[frees->count].ptr = ptr;
-            frees->each[frees->count++].address = PyLong_AsUnsignedLongLong(ptr);
+            frees->each[frees->count++].address = address;
             continue;
         }
-        if (ptr && !to_pool(lane, ptr, (size_t)block->nbytes)) {
+        if (address && block->nbytes != size)
+            free_ones = pool_blocks(lane, (size_t)(size = block->nbytes));
+        if (address && !to_pool(free_ones, address)) {
             block->freed = 0;
-            enter_again(lane, block, ptr, lane->live);
+            enter_again(lane, block, address, lane->live);
         }
-        Py_XDECREF(ptr);
         pooled[back++] = item;
     }
     if (frees->count)
-        set_field(&frees->live, lane->live);
+        set_field((PyObject **)&frees->live, (PyObject *)lane->live);
     while (back > 0)
         Py_DECREF(pooled[--back]);
     return 1;
@@ -291,15 +309,15 @@ static int take_dropped(struct lane *lane, Py_ssize_t count, struct frees *frees
 
 int settle(struct lane *lane, struct frees *frees) {
     PyObject *kind, *value, *trace;
+    if (!frees->count)
+        return 0;
     PyErr_Fetch(&kind, &value, &trace);
     for (Py_ssize_t at = 0; at < frees->count; at++) {
         struct allocation_state *block = frees->each[at].block;
-        PyObject *ptr = frees->each[at].ptr;
         if (!frees->entered) {
             block->freed = 0;
-            enter_again(lane, block, ptr, frees->live);
+            enter_again(lane, block, frees->each[at].address, frees->live);
         }
-        Py_DECREF(ptr);
         Py_DECREF((PyObject *)block);
     }
     int status = frees->status, done = 0;
@@ -332,14 +350,12 @@ int safe_point(struct lane *lane, struct frees *frees) {
     Py_ssize_t dropped = PyObject_Size(handle->dropped);
     if (dropped <= 0)
         return dropped < 0 ? -1 : 1;
-    Py_ssize_t pending = number(lane->queue, name_pending, true);
-    Py_ssize_t releases = number(lane->queue, name_foreign_releases, true);
-    Py_ssize_t bytes = number(lane->queue, name_pending_bytes, false);
-    if (pending < 0 || releases < 0 || bytes < 0)
-        return PyErr_Occurred() ? -1 : 0;
+    const struct queue_state *queue = lane->queue;
+    Py_ssize_t pending = queue->pending ? PyObject_Size(queue->pending) : -1;
+    Py_ssize_t releases = pending < 0 || !queue->foreign_releases ? -1 : PyObject_Size(queue->foreign_releases);
     if (releases)
-        return 0;
-    if (pending + dropped <= lane->max_count && bytes + handle->dropped_bytes <= lane->max_bytes)
+        return PyErr_Occurred() ? -1 : 0;
+    if (pending + dropped <= lane->max_count && queue->pending_bytes + handle->dropped_bytes <= lane->max_bytes)
         return 1;
     return pending ? 0 : take_dropped(lane, dropped, frees);
 }
@@ -375,11 +391,13 @@ static PyObject *lane_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
     lane->small = small;
     lane->max_count = max_count;
     lane->max_bytes = max_bytes;
-#define TAKE(field) right = right && (lane->field = Py_XNewRef(PyDict_GetItemString(named, #field)));
+#define TAKE(field) right = right && (lane->field = (void *)Py_XNewRef(PyDict_GetItemString(named, #field)));
 #define IS_TABLE(field) right = right && PyDict_Check(lane->field);
     GIVEN(TAKE)
     TABLES(IS_TABLE)
-    if (!right || !PyObject_TypeCheck(lane->handle, handle_type) || !PyBool_Check(lane->simple) || !PyType_Check(lane->owned) ||
+    if (!right || !PyObject_TypeCheck(lane->handle, handle_type) || !PyObject_TypeCheck((PyObject *)lane->queue, queue_type) ||
+        !PyObject_TypeCheck((PyObject *)lane->locks, locks_type) || !PyObject_TypeCheck((PyObject *)lane->deferral, deferral_type) ||
+        !PyBool_Check(lane->simple) || !PyType_Check(lane->owned) ||
         !PyType_IsSubtype((PyTypeObject *)lane->owned, allocation_type)) {
         PyErr_SetString(PyExc_TypeError, "a lane takes every object by its name: tables, a device handle, a class of allocations");
         Py_CLEAR(lane);
@@ -412,11 +430,11 @@ static PyType_Slot lane_slots[] = {
 static PyType_Spec lane_spec = {"devmem._native.core.Lane", sizeof(struct lane), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
                                 lane_slots};
 
-/* connect(get of the blocks in force, what was chosen for this thread, what looks for the device, and for a stream, of the blocks,
- * what finds the open device) */
+/* connect(get of the blocks in force, what was chosen for this thread, whether that is a thread of the system's, what looks for the
+ * device, and for a stream, of the blocks, what finds the open device) */
 static PyObject *connect(PyObject *Py_UNUSED(module), PyObject *arguments) {
     PyObject *blocks, *thread, *device, *stream, *find;
-    if (!PyArg_ParseTuple(arguments, "OOOOO:connect", &blocks, &thread, &device, &stream, &find))
+    if (!PyArg_ParseTuple(arguments, "OOpOOO:connect", &blocks, &thread, &by_thread, &device, &stream, &find))
         return NULL;
     set_field(&blocks_get, blocks);
     set_field(&chosen_for_thread, thread);
@@ -428,8 +446,18 @@ static PyObject *connect(PyObject *Py_UNUSED(module), PyObject *arguments) {
 
 /* forget(): the current device may be another one, or opened anew */
 static PyObject *forget(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing)) {
-    Py_CLEAR(last_device);
-    Py_CLEAR(last_lane);
+    changes++;
+    remember(NULL, NULL);
+    return none();
+}
+
+/* choosing(begins): a thread's choice of a device begins to change, or has changed */
+static PyObject *choosing(PyObject *Py_UNUSED(module), PyObject *begins) {
+    changes++;
+    if (begins == Py_True)
+        under_way++;
+    else if (under_way)
+        under_way--;
     return none();
 }
 
@@ -442,14 +470,14 @@ static PyObject *stream_entered(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED
 static PyMethodDef functions[] = {
     {"stream_entered", stream_entered, METH_NOARGS, "Say that a stream is about to be made current."},
     {"connect", connect, METH_VARARGS, "Say where the current device and streams are to be found."},
+    {"choosing", choosing, METH_O, "Say that the choice of a device begins to change, or has changed."},
     {"forget", forget, METH_NOARGS, "Forget which device was current."},
     {NULL, NULL, 0, NULL},
 };
 
 int add_lane(PyObject *module) {
     const struct name names[] = {
-        {&name_lane, "lane"}, {&name_choice, "choice"}, {&name_segments, "segments"}, {&name_depth, "depth"}, {&name_pending, "pending"},
-        {&name_pending_bytes, "pending_bytes"}, {&name_foreign_releases, "foreign_releases"}, {&name_popleft, "popleft"}, {NULL, NULL},
+        {&name_lane, "lane"}, {&name_choice, "choice"}, {&name_popleft, "popleft"}, {NULL, NULL},
     };
     if (intern(names) < 0)
         return -1;

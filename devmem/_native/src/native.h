@@ -8,6 +8,7 @@
  * at these points.
  *
  *   state.c     the parts of device handles, allocations and arrays that the core reads: base classes of the Python classes
+ *   blocks.c    the addresses of live blocks
  *   lane.c      one open device's way to the vendor's library: when it may be taken, entering, the queue of dropped memory
  *   verbs.c     to_device, device_array, copies, free
  *   views.c     slices and reshapes
@@ -42,14 +43,34 @@ struct handle_state {
 
 struct allocation_state {
     PyObject_HEAD
-    PyObject *queue, *device_handle, *heap, *home, *ptr, *streams;
+    PyObject *queue, *device_handle, *heap, *home, *streams;
+    uint64_t ptr;
     Py_ssize_t nbytes;
     char freed, unnamed;
 };
 
 struct array_state {
     PyObject_HEAD
-    PyObject *ptr, *shape, *dtype, *strides, *stream, *allocation, *open_device;
+    PyObject *shape, *dtype, *strides, *stream, *allocation, *open_device;
+    uint64_t ptr;
+};
+
+/* How many blocks defer cleanup; the page-locked runs; what waits to be freed. */
+struct deferral_state {
+    PyObject_HEAD
+    PyObject *counting;
+    Py_ssize_t depth;
+};
+
+struct locks_state {
+    PyObject_HEAD
+    PyObject *segments;
+};
+
+struct queue_state {
+    PyObject_HEAD
+    PyObject *pending, *foreign_releases;
+    Py_ssize_t pending_bytes;
 };
 
 /* A stream or an event: it owns a handle by a record, which is None of one that is closed. */
@@ -67,7 +88,8 @@ struct record_state {
     char idle, leaving;
 };
 
-extern PyTypeObject *handle_type, *allocation_type, *array_type, *stream_type, *event_type, *record_type;
+extern PyTypeObject *handle_type, *allocation_type, *array_type, *stream_type, *event_type, *record_type, *deferral_type, *locks_type,
+    *queue_type;
 extern PyObject *zero;
 extern PyObject *device_array_class; /* `DeviceNDArray`, once `arrays` has told it */
 
@@ -94,8 +116,8 @@ extern PyObject *device_array_class; /* `DeviceNDArray`, once `arrays` has told 
         Py_DECREF(type);                                                        \
     }
 
-/* A new array of a class; `ptr` may be NULL. */
-PyObject *make_array(PyTypeObject *class, PyObject *ptr, PyObject *shape, PyObject *dtype, PyObject *strides, PyObject *stream,
+/* A new array of a class. */
+PyObject *make_array(PyTypeObject *class, uint64_t ptr, PyObject *shape, PyObject *dtype, PyObject *strides, PyObject *stream,
                      PyObject *allocation, PyObject *opened);
 
 static inline void set_field(PyObject **field, PyObject *value) {
@@ -104,6 +126,24 @@ static inline void set_field(PyObject **field, PyObject *value) {
     *field = value;
     Py_XDECREF(before);
 }
+
+/* -- blocks.c: the live blocks of a heap --------------------------------------------------------------------------------- */
+
+struct block {
+    uint64_t address, nbytes;
+};
+
+struct blocks {
+    PyObject_HEAD
+    struct block *places;
+    uint64_t count, size;
+};
+
+extern PyTypeObject *blocks_type;
+/* Enter a block; false where there is no memory for that. */
+bool put_block(struct blocks *blocks, uint64_t address, uint64_t nbytes);
+/* Take a block out, and tell its bytes; false where it is none. */
+bool take_block(struct blocks *blocks, uint64_t address, uint64_t *nbytes);
 
 /* -- lane.c -------------------------------------------------------------------------------------------------------------- */
 
@@ -120,14 +160,18 @@ struct lane {
     PyObject *opened, *handle, *driver; /* the open device */
     PyObject *keep;                     /* owns the table */
     PyObject *refused;                  /* raises for (call, status) */
-    PyObject *blocks;                   /* the driver's live addresses */
-    PyObject *queue, *completing, *locks, *legacy, *own_streams, *deferral;
+    struct queue_state *queue;
+    struct locks_state *locks;
+    struct deferral_state *deferral;
+    PyObject *completing, *legacy, *own_streams;
     PyObject *owned;                    /* the class of allocations that are freed when they are dropped */
     PyObject *plain;                    /* whether a heap's verbs are the driver's stream-ordered ones */
     PyObject *recover;                  /* answers a failing allocation */
     PyObject *once_more;                /* answers a failing copy */
     PyObject *told;                     /* warns of a failure to free dropped memory */
-    PyObject *heap, *live, *lent;       /* the last heap that was found plain, and its tables */
+    PyObject *heap, *lent;              /* the last heap that was found plain, and what was lent of it */
+    struct blocks *live;                /* its blocks */
+    PyObject *blocks;                   /* addresses that the driver's own methods gave */
     PyObject *ready, *home;             /* of a pool: by stream how a hit is made, and the legacy stream's number; else NULL */
     PyObject *services, *memory;        /* the device's streams, and its memory */
     PyObject *held, *given_up;          /* leases on handles, and handles whose end waits for them */
@@ -139,13 +183,12 @@ struct lane {
 /* Dropped blocks that are about to be freed, in their order. */
 #define MOST_FREES 64
 struct frees {
-    PyObject *live; /* the table that they were struck out of */
+    struct blocks *live; /* what they were struck out of */
     Py_ssize_t count;
     int status; /* of the first that failed */
     bool entered;
     struct {
         struct allocation_state *block;
-        PyObject *ptr;
         uint64_t address;
     } each[MOST_FREES];
 };
@@ -166,7 +209,7 @@ int on_legacy(PyObject *stream);
 /* Whether memory comes from a plain heap: 1, 0, or -1 with an exception. */
 int takes_memory(struct lane *lane);
 /* Whether host memory may be copied without a look at page locks. */
-int is_unlocked(const struct lane *lane);
+bool is_unlocked(const struct lane *lane);
 /* What has to be done before memory is taken or copied: 1, 0 where it is Python's, -1 with an exception. What is to be freed then is in
  * `frees`, and the caller gives it to `free_all` once the device is entered, and then to `settle`; or to `free_now`. */
 int safe_point(struct lane *lane, struct frees *frees);
@@ -181,17 +224,17 @@ struct given_back {
     bool entered;
 };
 int free_one(const struct driver_table *table, void *block, enum table_call *call);
-/* A block that is free in the pool, or NULL; and one that the pool takes back: False where it has to make room for it. */
-PyObject *from_pool(const struct lane *lane, size_t nbytes);
-bool to_pool(const struct lane *lane, PyObject *ptr, size_t nbytes);
-/* Enter a block again in the table that it was struck out of: it was not given back. It waits in the queue, as a dropped one does. */
-void enter_again(struct lane *lane, struct allocation_state *block, PyObject *ptr, PyObject *live);
-/* Whether an allocation is one that the core may free, and its address. */
-bool is_simple(const struct lane *lane, const struct allocation_state *block, uint64_t *address);
-/* Close the books of a block: its address, a new reference, which it forgets; NULL where it was not in them. */
-PyObject *strike_out(struct lane *lane, struct allocation_state *block);
-/* Whether cleanup is deferred: 1, 0, or -1 with an exception. */
-int is_deferred(const struct lane *lane);
+/* The list of the pool's free blocks for requests of so many bytes on the legacy stream: borrowed, NULL where there is none yet. */
+PyObject *pool_blocks(const struct lane *lane, size_t nbytes);
+/* A block that is free in the pool, or 0; and one that goes back to such a list: false where there is none. */
+uint64_t from_pool(const struct lane *lane, size_t nbytes);
+bool to_pool(PyObject *blocks, uint64_t address);
+/* Enter a block again where it was struck out: it was not given back. It waits in the queue, as a dropped one does. */
+void enter_again(struct lane *lane, struct allocation_state *block, uint64_t address, struct blocks *live);
+/* Whether an allocation is one that the core may free, to a pool if that has a list for it. */
+bool is_simple(const struct lane *lane, const struct allocation_state *block);
+/* Take a block out of those that are live: its address, which it forgets; 0 where it was none. */
+uint64_t strike_out(struct lane *lane, struct allocation_state *block);
 /* Raise for a status. */
 void refuse(struct lane *lane, enum table_call call, int status);
 
@@ -205,6 +248,7 @@ PyObject *tuple_of(const Py_ssize_t *values, int count);
 
 /* -- the other files: each adds its names to the module; -1 with an exception set if that fails ---------------------------- */
 
+int add_blocks(PyObject *module);
 int add_buffers(PyObject *module);
 int add_dlpack(PyObject *module);
 int add_lane(PyObject *module);

@@ -1,43 +1,50 @@
-/* The base classes of `DeviceHandle`, `Allocation`, `ArrayView`, `Stream`, `Event` and `OwnedHandle`: what the core reads of them lies
+/* The base classes of `DeviceHandle`, `Allocation`, `ArrayView`, `Stream`, `Event`, `OwnedHandle` and of what is looked at in each call: what the core reads of them lies
  * at a place that it knows.
  *
- * To Python they are classes with slots: an attribute that was not set raises AttributeError. The class of allocations that are freed
+ * To Python they are classes with slots: an attribute that was not set raises AttributeError, but numbers and flags are 0 then. The class of allocations that are freed
  * when they are dropped (`owned_class`) has the finalizer here: it appends to the queue, and calls nothing else.
  */
 #include "native.h"
 
 #include <structmember.h>
 
-PyTypeObject *handle_type, *allocation_type, *array_type, *stream_type, *event_type, *record_type;
+PyTypeObject *handle_type, *allocation_type, *array_type, *stream_type, *event_type, *record_type, *deferral_type, *locks_type, *queue_type;
 PyObject *zero;
 
 #define EACH_OF_HANDLE(X) X(driver) X(entry) X(dead) X(dropped) X(lane) X(heap) X(drop) X(dlpack_device) X(legacy_number)
-#define EACH_OF_ALLOCATION(X) X(queue) X(device_handle) X(heap) X(home) X(ptr) X(streams)
-#define PRIVATE_OF_ARRAY(X) X(ptr) X(shape) X(dtype) X(strides) X(stream)
+#define EACH_OF_ALLOCATION(X) X(queue) X(device_handle) X(heap) X(home) X(streams)
+#define PRIVATE_OF_ARRAY(X) X(shape) X(dtype) X(strides) X(stream)
 #define EACH_OF_ARRAY(X) PRIVATE_OF_ARRAY(X) X(allocation) X(open_device)
 #define SHARED_BY_OWNERS(X) X(services) X(device_handle) X(handle) X(owned)
 #define EACH_OF_OWNER(X) SHARED_BY_OWNERS(X) X(drop) X(recorder)
 #define EACH_OF_RECORD(X) X(handle) X(table) X(key)
+#define EACH_OF_DEFERRAL(X) X(counting)
+#define EACH_OF_LOCKS(X) X(segments)
+#define EACH_OF_QUEUE(X) X(pending) X(foreign_releases)
 COLLECTED(handle, struct handle_state, EACH_OF_HANDLE)
 COLLECTED(allocation, struct allocation_state, EACH_OF_ALLOCATION)
 COLLECTED(array, struct array_state, EACH_OF_ARRAY)
 COLLECTED(owner, struct owner_state, EACH_OF_OWNER)
 COLLECTED(record, struct record_state, EACH_OF_RECORD)
+COLLECTED(deferral, struct deferral_state, EACH_OF_DEFERRAL)
+COLLECTED(locks, struct locks_state, EACH_OF_LOCKS)
+COLLECTED(queue, struct queue_state, EACH_OF_QUEUE)
 
 #define MEMBER(name, type, field) {name, type, offsetof(struct STATE, field), 0, NULL},
 #define OBJECT(field) MEMBER(#field, T_OBJECT_EX, field)
 #define PRIVATE(field) MEMBER("_" #field, T_OBJECT_EX, field)
 #define COUNT(field) MEMBER(#field, T_PYSSIZET, field)
+#define ADDRESS(name) MEMBER(name, T_ULONGLONG, ptr)
 #define FLAG(field) MEMBER(#field, T_BOOL, field)
 
 #define STATE handle_state
 static PyMemberDef handle_members[] = {EACH_OF_HANDLE(OBJECT) COUNT(dropped_bytes) COUNT(scopes) COUNT(outside){NULL, 0, 0, 0, NULL}};
 #undef STATE
 #define STATE allocation_state
-static PyMemberDef allocation_members[] = {EACH_OF_ALLOCATION(OBJECT) COUNT(nbytes) FLAG(freed) FLAG(unnamed){NULL, 0, 0, 0, NULL}};
+static PyMemberDef allocation_members[] = {EACH_OF_ALLOCATION(OBJECT) ADDRESS("ptr") COUNT(nbytes) FLAG(freed) FLAG(unnamed){NULL, 0, 0, 0, NULL}};
 #undef STATE
 #define STATE array_state
-static PyMemberDef array_members[] = {PRIVATE_OF_ARRAY(PRIVATE) OBJECT(allocation) OBJECT(open_device){NULL, 0, 0, 0, NULL}};
+static PyMemberDef array_members[] = {PRIVATE_OF_ARRAY(PRIVATE) ADDRESS("_ptr") OBJECT(allocation) OBJECT(open_device){NULL, 0, 0, 0, NULL}};
 #undef STATE
 #define STATE owner_state
 static PyMemberDef stream_members[] = {SHARED_BY_OWNERS(OBJECT) PRIVATE(drop) OBJECT(recorder) FLAG(external) FLAG(is_default)
@@ -46,6 +53,15 @@ static PyMemberDef event_members[] = {SHARED_BY_OWNERS(OBJECT) PRIVATE(drop) FLA
 #undef STATE
 #define STATE record_state
 static PyMemberDef record_members[] = {EACH_OF_RECORD(OBJECT) FLAG(idle) FLAG(leaving){NULL, 0, 0, 0, NULL}};
+#undef STATE
+#define STATE deferral_state
+static PyMemberDef deferral_members[] = {EACH_OF_DEFERRAL(OBJECT) COUNT(depth){NULL, 0, 0, 0, NULL}};
+#undef STATE
+#define STATE locks_state
+static PyMemberDef locks_members[] = {EACH_OF_LOCKS(OBJECT){NULL, 0, 0, 0, NULL}};
+#undef STATE
+#define STATE queue_state
+static PyMemberDef queue_members[] = {EACH_OF_QUEUE(OBJECT) COUNT(pending_bytes){NULL, 0, 0, 0, NULL}};
 #undef STATE
 
 #define TYPE(class, name, layout)                                                                                 \
@@ -65,12 +81,15 @@ TYPE("ArrayState", array, array)
 TYPE("StreamState", stream, owner)
 TYPE("EventState", event, owner)
 TYPE("RecordState", record, record)
+TYPE("DeferralState", deferral, deferral)
+TYPE("LocksState", locks, locks)
+TYPE("QueueState", queue, queue)
 
-PyObject *make_array(PyTypeObject *class, PyObject *ptr, PyObject *shape, PyObject *dtype, PyObject *strides, PyObject *stream,
+PyObject *make_array(PyTypeObject *class, uint64_t ptr, PyObject *shape, PyObject *dtype, PyObject *strides, PyObject *stream,
                      PyObject *allocation, PyObject *opened) {
     struct array_state *array = (struct array_state *)PyType_GenericAlloc(class, 0);
     if (array) {
-        set_field(&array->ptr, ptr);
+        array->ptr = ptr;
         set_field(&array->shape, shape);
         set_field(&array->dtype, dtype);
         set_field(&array->strides, strides);
@@ -87,7 +106,7 @@ PyObject *make_array(PyTypeObject *class, PyObject *ptr, PyObject *shape, PyObje
 static void append_to_queue(PyObject *self) {
     struct allocation_state *block = (struct allocation_state *)self;
     struct handle_state *handle = (struct handle_state *)block->device_handle;
-    if (!block->ptr || block->ptr == zero || !handle || !PyObject_TypeCheck(block->device_handle, handle_type) || !handle->drop)
+    if (!block->ptr || !handle || !PyObject_TypeCheck(block->device_handle, handle_type) || !handle->drop)
         return;
     PyObject *kind, *value, *trace;
     PyErr_Fetch(&kind, &value, &trace);
@@ -132,7 +151,9 @@ int add_state(PyObject *module) {
         add_type(module, "ArrayState", &array_spec, &array_type) < 0 ||
         add_type(module, "StreamState", &stream_spec, &stream_type) < 0 ||
         add_type(module, "EventState", &event_spec, &event_type) < 0 ||
-        add_type(module, "RecordState", &record_spec, &record_type) < 0)
+        add_type(module, "RecordState", &record_spec, &record_type) < 0 ||
+        add_type(module, "DeferralState", &deferral_spec, &deferral_type) < 0 ||
+        add_type(module, "LocksState", &locks_spec, &locks_type) < 0 || add_type(module, "QueueState", &queue_spec, &queue_type) < 0)
         return -1;
     return PyModule_AddFunctions(module, functions);
 }

@@ -20,7 +20,7 @@ struct work {
     uint64_t address; /* on the device */
     void *host;       /* NULL: nothing is copied */
     size_t nbytes;
-    PyObject *pooled; /* a block of the pool's, or NULL: the driver gives one */
+    uint64_t pooled; /* a block of the pool's, or 0: the driver gives one */
     bool allocate, up, timed;
     double seconds;
     enum table_call failed;
@@ -127,12 +127,12 @@ static int may_allocate(struct lane *lane, struct work *work, struct frees *free
 /* The array and its allocation, still without memory. */
 static struct array_state *blank(struct lane *lane, PyObject *shape, PyObject *dtype, PyObject *strides) {
     struct allocation_state *block = (struct allocation_state *)PyType_GenericAlloc((PyTypeObject *)lane->owned, 0);
-    PyObject *array = block ? make_array((PyTypeObject *)device_array_class, NULL, shape, dtype, strides ? strides : Py_None, Py_None,
+    PyObject *array = block ? make_array((PyTypeObject *)device_array_class, 0, shape, dtype, strides ? strides : Py_None, Py_None,
                                          (PyObject *)block, lane->opened) : NULL;
     Py_XDECREF((PyObject *)block);
     if (!array)
         return NULL;
-    set_field(&block->queue, lane->queue);
+    set_field(&block->queue, (PyObject *)lane->queue);
     set_field(&block->device_handle, lane->handle);
     set_field(&block->home, lane->legacy);
     set_field(&block->streams, Py_None);
@@ -141,34 +141,21 @@ static struct array_state *blank(struct lane *lane, PyObject *shape, PyObject *d
 }
 
 /* Enter a block in the books; it is given back if that fails. From the end on its finalizer gives it back. */
-static int enter_block(struct lane *lane, struct array_state *array, PyObject *heap, PyObject *live, struct work *work,
-                       PyObject *address) {
+static int enter_block(struct lane *lane, struct array_state *array, PyObject *heap, struct blocks *live, struct work *work) {
     struct allocation_state *block = (struct allocation_state *)array->allocation;
-    PyObject *ptr = address ? address : PyLong_FromUnsignedLongLong(work->address);
-    PyObject *nbytes = ptr ? PyLong_FromSize_t(work->nbytes) : NULL;
-    if (!nbytes || PyDict_SetItem(live, ptr, nbytes) < 0 || (!address && PyDict_SetItem(lane->blocks, ptr, ptr) < 0)) {
-        PyObject *kind, *value, *trace;
+    if (!put_block(live, work->address, work->nbytes)) {
         enum table_call call;
         struct given_back back = {.address = work->address};
-        PyErr_Fetch(&kind, &value, &trace);
-        if (ptr && PyDict_DelItem(live, ptr) < 0)
-            PyErr_Clear();
         if (work->pooled)
-            to_pool(lane, work->pooled, work->nbytes);
+            to_pool(pool_blocks(lane, work->nbytes), work->pooled);
         else
             in_device(lane, free_one, &back, &call);
-        PyErr_Restore(kind, value, trace);
-        Py_XDECREF(nbytes);
-        Py_XDECREF(address ? NULL : ptr);
+        PyErr_NoMemory();
         return -1;
     }
     set_field(&block->heap, heap);
     block->nbytes = (Py_ssize_t)work->nbytes;
-    set_field(&array->ptr, ptr);
-    set_field(&block->ptr, ptr);
-    Py_DECREF(nbytes);
-    if (!address)
-        Py_DECREF(ptr);
+    array->ptr = block->ptr = work->address;
     return 0;
 }
 
@@ -185,25 +172,26 @@ static void discard(struct array_state *array) {
 
 /* Memory for a blank array, and its first elements; `host`, whose buffer is `work->host`, may be NULL. */
 static PyObject *fill_in(struct lane *lane, struct array_state *array, struct work *work, PyObject *host, struct frees *frees) {
-    PyObject *heap = lane->heap, *live = lane->live, *address = work->pooled;
-    Py_INCREF(heap);
-    Py_INCREF(live);
+    PyObject *heap = Py_NewRef(lane->heap), *live = Py_NewRef((PyObject *)lane->live);
     int status = 0, settled = 0;
-    bool made = work->allocate = !address;
-    if (!address) {
+    bool made = work->pooled, copied = false;
+    work->address = work->pooled;
+    work->allocate = !made;
+    if (!made) {
         status = perform(lane, work, frees);
         made = !status || work->failed == COPY_UP || work->failed == SYNCHRONIZE || (work->failed == SET_CURRENT && work->address);
         settled = settle(lane, frees); /* a warning may have become an error */
-        if (!made && !settled && work->failed == ALLOCATE)
+        copied = made;
+        if (!made && !settled && work->failed == ALLOCATE) {
             /* What the driver's method would have raised is answered as it is there: room is made, and it is asked once more. */
-            address = PyObject_CallFunction(lane->recover, "iin", (int)work->failed, status, (Py_ssize_t)work->nbytes);
-        else if (!made && !settled)
+            PyObject *address = PyObject_CallFunction(lane->recover, "iin", (int)work->failed, status, (Py_ssize_t)work->nbytes);
+            made = address && (work->address = PyLong_AsUnsignedLongLong(address)) && !PyErr_Occurred();
+            Py_XDECREF(address);
+        } else if (!made && !settled)
             refuse(lane, work->failed, status);
     }
-    if (address)
-        made = (work->address = PyLong_AsUnsignedLongLong(address)) && !PyErr_Occurred();
-    int done = made ? enter_block(lane, array, heap, live, work, address) : -1;
-    if (!done && address) {
+    int done = made ? enter_block(lane, array, heap, (struct blocks *)live, work) : -1;
+    if (!done && !copied) {
         work->allocate = false;
         status = work->host ? perform(lane, work, frees) : 0;
     }
@@ -219,7 +207,6 @@ static PyObject *fill_in(struct lane *lane, struct array_state *array, struct wo
         Py_XDECREF(answer);
     } else if (!done && work->host)
         count(&lane->up, work);
-    Py_XDECREF(address);
     Py_DECREF(heap);
     Py_DECREF(live);
     if (done < 0) {
@@ -227,42 +214,6 @@ static PyObject *fill_in(struct lane *lane, struct array_state *array, struct wo
         return NULL;
     }
     return (PyObject *)array;
-}
-
-/* upload(ndarray, stream, copy, to, device): a new array, or None. */
-static PyObject *upload(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
-    if (given != 5 || arguments[2] != Py_True || arguments[3] != Py_None || arguments[4] != Py_None ||
-        (PyObject *)Py_TYPE(arguments[0]) != array_class)
-        return none();
-    PyObject *host = arguments[0], *shape = NULL, *dtype = NULL, *result = NULL;
-    struct lane *lane = current_lane();
-    if (!lane)
-        return PyErr_Occurred() ? NULL : none();
-    Py_INCREF((PyObject *)lane);
-    struct array_state *array = NULL;
-    struct frees frees;
-    Py_buffer view;
-    int go = on_legacy(arguments[1]);
-    if (go > 0)
-        go = is_unlocked(lane);
-    if (go > 0 && !(dtype = PyObject_GetAttr(host, name_dtype)))
-        go = -1;
-    if (go > 0 && (go = small_buffer(lane, host, dtype, 0, &view))) {
-        shape = shape_of(&view);
-        array = shape ? blank(lane, shape, dtype, NULL) : NULL;
-        struct work work = {.host = view.buf, .nbytes = (size_t)view.len, .up = true, .timed = !(lane->up.copies & SAMPLED)};
-        go = array ? may_allocate(lane, &work, &frees) : -1;
-        if (go > 0) {
-            result = fill_in(lane, array, &work, host, &frees);
-            array = NULL;
-        }
-        PyBuffer_Release(&view);
-        Py_XDECREF(shape);
-        Py_XDECREF((PyObject *)array);
-    }
-    Py_XDECREF(dtype);
-    Py_DECREF((PyObject *)lane);
-    return go ? result : none();
 }
 
 static PyObject *new_array(PyObject *shape, PyObject *dtype, PyObject *strides, Py_ssize_t nbytes, PyObject *stream) {
@@ -313,28 +264,23 @@ static PyObject *vector(PyObject *Py_UNUSED(module), PyObject *const *arguments,
 }
 
 /* The lane of an array which is contiguous, bound to no stream, and in a block of the core's on the legacy stream: a new reference. */
-static struct lane *lane_of(PyObject *object, uint64_t *address) {
+static struct lane *lane_of(PyObject *object) {
     if (!PyObject_TypeCheck(object, array_type))
         return NULL;
     struct array_state *array = (struct array_state *)object;
     if (!array->allocation || !PyObject_TypeCheck(array->allocation, allocation_type) || array->stream != Py_None ||
-        array->strides != Py_None)
+        array->strides != Py_None || !array->ptr)
         return NULL;
     struct allocation_state *block = (struct allocation_state *)array->allocation;
     struct lane *lane = lane_of_handle(block->device_handle);
     if (!lane || block->freed || (PyObject *)Py_TYPE((PyObject *)block) != lane->owned || block->home != lane->legacy)
         return NULL;
-    *address = PyLong_AsUnsignedLongLong(array->ptr);
-    if (!*address || PyErr_Occurred()) {
-        PyErr_Clear();
-        return NULL;
-    }
     Py_INCREF((PyObject *)lane);
     return lane;
 }
 
 /* Copy between an array and an ndarray of its shape and dtype: 1, 0, or -1 with an exception. */
-static int copy(struct lane *lane, PyObject *object, uint64_t address, PyObject *host, bool up) {
+static int copy(struct lane *lane, PyObject *object, PyObject *host, bool up) {
     struct array_state *array = (struct array_state *)object;
     struct frees frees;
     Py_buffer view;
@@ -342,14 +288,12 @@ static int copy(struct lane *lane, PyObject *object, uint64_t address, PyObject 
     if (!dtype)
         return -1;
     Py_DECREF(dtype);
-    int go = dtype == array->dtype ? is_unlocked(lane) : 0;
-    if (go <= 0 || !small_buffer(lane, host, array->dtype, up ? 0 : PyBUF_WRITABLE, &view))
-        return go < 0 ? -1 : 0;
+    if (dtype != array->dtype || !is_unlocked(lane) || !small_buffer(lane, host, dtype, up ? 0 : PyBUF_WRITABLE, &view))
+        return 0;
     struct counter *counter = up ? &lane->up : &lane->down;
-    struct work work = {.address = address, .host = view.buf, .nbytes = (size_t)view.len, .up = up,
+    struct work work = {.address = array->ptr, .host = view.buf, .nbytes = (size_t)view.len, .up = up,
                         .timed = !(counter->copies & SAMPLED)};
-    int status = 0;
-    go = has_shape(array->shape, &view) && is_open(lane) ? safe_point(lane, &frees) : 0;
+    int status = 0, go = has_shape(array->shape, &view) && is_open(lane) ? safe_point(lane, &frees) : 0;
     if (go > 0 && (!is_open(lane) || ((struct allocation_state *)array->allocation)->freed))
         go = free_now(lane, &frees);
     else if (go > 0) {
@@ -369,10 +313,9 @@ static int copy(struct lane *lane, PyObject *object, uint64_t address, PyObject 
 
 /* download(array, ndarray or None, stream, pinned): the ndarray, a new one for None; or None. */
 static PyObject *download(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
-    uint64_t address;
     if (given != 4 || arguments[3] != Py_False || (arguments[1] != Py_None && (PyObject *)Py_TYPE(arguments[1]) != array_class))
         return none();
-    struct lane *lane = lane_of(arguments[0], &address);
+    struct lane *lane = lane_of(arguments[0]);
     if (!lane)
         return none();
     int go = on_legacy(arguments[2]);
@@ -382,7 +325,7 @@ static PyObject *download(PyObject *Py_UNUSED(module), PyObject *const *argument
         host = arguments[1] == Py_None ? PyObject_CallFunctionObjArgs(empty, array->shape, array->dtype, NULL) : arguments[1];
         if (arguments[1] != Py_None)
             Py_INCREF(host);
-        go = host ? copy(lane, arguments[0], address, host, false) : -1;
+        go = host ? copy(lane, arguments[0], host, false) : -1;
     }
     Py_DECREF((PyObject *)lane);
     if (go > 0)
@@ -393,17 +336,58 @@ static PyObject *download(PyObject *Py_UNUSED(module), PyObject *const *argument
 
 /* upload_into(array, ndarray, stream): True, or None. */
 static PyObject *upload_into(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
-    uint64_t address;
     if (given != 3 || (PyObject *)Py_TYPE(arguments[1]) != array_class)
         return none();
-    struct lane *lane = lane_of(arguments[0], &address);
+    struct lane *lane = lane_of(arguments[0]);
     if (!lane)
         return none();
     int go = on_legacy(arguments[2]);
     if (go > 0)
-        go = copy(lane, arguments[0], address, arguments[1], true);
+        go = copy(lane, arguments[0], arguments[1], true);
     Py_DECREF((PyObject *)lane);
     return go < 0 ? NULL : go ? PyBool_FromLong(1) : none();
+}
+
+/* upload(ndarray, stream, copy, to, device): the array `to`, a new one for None; or None. */
+static PyObject *upload(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
+    if (given != 5 || arguments[2] != Py_True || arguments[4] != Py_None || (PyObject *)Py_TYPE(arguments[0]) != array_class)
+        return none();
+    if (arguments[3] != Py_None) {
+        PyObject *const into[] = {arguments[3], arguments[0], arguments[1]};
+        PyObject *done = upload_into(module, into, 3);
+        if (done == Py_True)
+            set_field(&done, arguments[3]);
+        return done;
+    }
+    PyObject *host = arguments[0], *shape = NULL, *dtype = NULL, *result = NULL;
+    struct lane *lane = current_lane();
+    if (!lane)
+        return PyErr_Occurred() ? NULL : none();
+    Py_INCREF((PyObject *)lane);
+    struct array_state *array = NULL;
+    struct frees frees;
+    Py_buffer view;
+    int go = on_legacy(arguments[1]);
+    if (go > 0)
+        go = is_unlocked(lane);
+    if (go > 0 && !(dtype = PyObject_GetAttr(host, name_dtype)))
+        go = -1;
+    if (go > 0 && (go = small_buffer(lane, host, dtype, 0, &view))) {
+        shape = shape_of(&view);
+        array = shape ? blank(lane, shape, dtype, NULL) : NULL;
+        struct work work = {.host = view.buf, .nbytes = (size_t)view.len, .up = true, .timed = !(lane->up.copies & SAMPLED)};
+        go = array ? may_allocate(lane, &work, &frees) : -1;
+        if (go > 0) {
+            result = fill_in(lane, array, &work, host, &frees);
+            array = NULL;
+        }
+        PyBuffer_Release(&view);
+        Py_XDECREF(shape);
+        Py_XDECREF((PyObject *)array);
+    }
+    Py_XDECREF(dtype);
+    Py_DECREF((PyObject *)lane);
+    return go ? result : none();
 }
 
 /* beside(open device, allocation, address, stream or None, allocation of empty arrays, C-contiguous ndarrays, their bytes, bytes from
@@ -420,11 +404,10 @@ static PyObject *beside(PyObject *Py_UNUSED(module), PyObject *arguments) {
         PyObject *source = step ? PyList_GetItem(sources, at) : NULL, *shape = source ? PyObject_GetAttr(source, name_shape) : NULL;
         PyObject *dtype = shape ? PyObject_GetAttr(source, name_dtype) : NULL, *array = NULL;
         bool empty = dtype && PyLong_AsUnsignedLongLong(nbytes) == 0;
-        PyObject *ptr = dtype ? PyLong_FromUnsignedLongLong(empty ? 0 : address) : NULL;
-        if (ptr)
-            array = make_array((PyTypeObject *)device_array_class, ptr, shape, dtype, Py_None, stream, empty ? nothing : block, opened);
+        if (dtype)
+            array = make_array((PyTypeObject *)device_array_class, empty ? 0 : address, shape, dtype, Py_None, stream,
+                               empty ? nothing : block, opened);
         address += array ? PyLong_AsUnsignedLongLong(step) : 0;
-        Py_XDECREF(ptr);
         Py_XDECREF(dtype);
         Py_XDECREF(shape);
         if (PyErr_Occurred() || PyList_Append(made, array) < 0)
@@ -436,29 +419,25 @@ static PyObject *beside(PyObject *Py_UNUSED(module), PyObject *arguments) {
 
 /* free(allocation): True, or None. */
 static PyObject *free_block(PyObject *Py_UNUSED(module), PyObject *object) {
-    uint64_t address;
     if (!PyObject_TypeCheck(object, allocation_type))
         return none();
     struct allocation_state *block = (struct allocation_state *)object;
     struct lane *lane = lane_of_handle(block->device_handle);
-    if (!lane || !is_simple(lane, block, &address)) {
-        PyErr_Clear();
+    PyObject *pooled = lane && lane->ready ? pool_blocks(lane, (size_t)block->nbytes) : NULL;
+    if (!lane || !is_simple(lane, block) || (lane->ready && !pooled))
         return none();
-    }
     Py_INCREF((PyObject *)lane);
-    int deferred = is_deferred(lane), go = deferred < 0 ? -1 : !deferred, status = 0;
+    int go = !lane->deferral->depth, status = 0;
     enum table_call call;
-    PyObject *ptr = go > 0 ? strike_out(lane, block) : NULL, *live = lane->live;
-    struct given_back back = {.address = address};
-    Py_INCREF(live);
-    if (ptr && lane->ready)
-        back.entered = to_pool(lane, ptr, (size_t)block->nbytes);
-    else if (ptr)
+    PyObject *live = Py_NewRef((PyObject *)lane->live);
+    struct given_back back = {.address = go > 0 ? strike_out(lane, block) : 0};
+    if (back.address && lane->ready)
+        back.entered = to_pool(pooled, back.address);
+    else if (back.address)
         status = in_device(lane, free_one, &back, &call);
-    if (ptr && !back.entered)
-        enter_again(lane, block, ptr, live);
+    if (back.address && !back.entered)
+        enter_again(lane, block, back.address, (struct blocks *)live);
     Py_DECREF(live);
-    Py_XDECREF(ptr);
     if (status) {
         if (!PyErr_Occurred())
             refuse(lane, call, status);
@@ -485,7 +464,7 @@ static PyObject *arrays(PyObject *Py_UNUSED(module), PyObject *arguments) {
 }
 
 static PyMethodDef functions[] = {
-    {"upload", FAST(upload), "A new device array with the elements of an ndarray."},
+    {"upload", FAST(upload), "A device array with the elements of an ndarray."},
     {"allocate", FAST(allocate), "A new device array."},
     {"vector", FAST(vector), "A new device array with one axis."},
     {"download", FAST(download), "Copy a device array to the host."},

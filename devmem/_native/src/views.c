@@ -79,24 +79,15 @@ static PyObject *view(PyObject *object, Py_ssize_t offset, const Py_ssize_t *sha
     bool no_elements = false;
     for (int axis = 0; axis < count; axis++)
         no_elements |= shape[axis] == 0;
-    PyObject *lengths = tuple_of(shape, count), *steps = tuple_of(strides, count), *ptr = NULL;
-    if (no_elements || !offset) {
-        ptr = no_elements ? zero : array->ptr;
-        Py_INCREF(ptr);
-    } else {
-        unsigned long long base = PyLong_AsUnsignedLongLong(array->ptr);
-        if (!PyErr_Occurred())
-            ptr = PyLong_FromUnsignedLongLong(base + (unsigned long long)offset);
-    }
+    PyObject *lengths = tuple_of(shape, count), *steps = tuple_of(strides, count);
+    uint64_t ptr = no_elements ? 0 : array->ptr + (uint64_t)offset;
     PyObject *made = NULL;
-    if (lengths && steps && ptr)
+    if (lengths && steps)
         made = make_array(Py_TYPE(object), ptr, lengths, array->dtype, steps, array->stream, array->allocation, array->open_device);
     Py_XDECREF(lengths);
     Py_XDECREF(steps);
-    Py_XDECREF(ptr);
     return made;
 }
-
 
 /* part(array, slice): the view of a slice of the first axis, or None. */
 static PyObject *part(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
