@@ -31,7 +31,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,7 @@ class Soak:
         assert loaded is not None
         # In the backend's own place, so that compilers and exchange take it for what it is.
         self.backend = FaultyBackend(loaded.backend, options.backend)
-        registry.backends[options.backend] = replace(loaded, backend=self.backend)
+        registry.backends[options.backend] = loaded._replace(backend=self.backend)
         self.control: emulator.Control | None = None
         self.barrier = threading.Barrier(options.threads + 1)
         self.lock = threading.Lock()
