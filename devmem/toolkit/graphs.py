@@ -90,9 +90,12 @@ class Graphs(Part):
     def _check_not_captured(self) -> None:
         info = getattr(self._driver, "info", None)  # None where the device could not be opened
         for stream in list(self._streams) if info is not None and Capability.CAPTURE in info.capabilities else ():
-            captured = False
-            with suppress(BackendError):  # another thread has destroyed it meanwhile
+            try:
                 captured = stream not in self._being_made and self._driver.capturing(stream)
+            except BackendError:
+                if self._streams.holds(stream):
+                    raise
+                continue  # another thread has destroyed it meanwhile
             if captured:
                 raise UnsupportedError(
                     f"the stream {stream:#x}, or one that it waits for, is capturing a graph, which a wait for the whole "

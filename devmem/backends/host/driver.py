@@ -21,7 +21,6 @@ from typing import NoReturn
 from devmem.spi.driver import PROTOCOLS
 from devmem.spi.types import (
     LEGACY_STREAM,
-    PER_THREAD_STREAM,
     AllocFlags,
     Box,
     Capability,
@@ -161,14 +160,14 @@ class HostDriver(ComposedDriver):
     def prefetch_to(
         self, ptrs: Sequence[int], sizes: Sequence[int], to: ManagedPlace, stream: int, *, discard: bool
     ) -> None:
-        on = self._created("prefetch_to", ptrs, sizes, stream)
+        on = self._not_legacy("prefetch_to", ptrs, sizes, stream)
         self._check_place("prefetch_to", to)
         if discard:
             self.discard(ptrs, sizes, stream)
         self._engine.start(on, 0, no_work)
 
     def discard(self, ptrs: Sequence[int], sizes: Sequence[int], stream: int) -> None:
-        on = self._created("discard", ptrs, sizes, stream)
+        on = self._not_legacy("discard", ptrs, sizes, stream)
         for ptr, nbytes in zip(ptrs, sizes, strict=True):
             self._engine.start(on, nbytes, memset, self._space.device_side("discard", ptr, nbytes), DISCARDED, nbytes)
 
@@ -176,9 +175,9 @@ class HostDriver(ComposedDriver):
         self._check_place("advise_for", to)
         self.advise(ptr, nbytes, advice, False)
 
-    def _created(self, call: str, ptrs: Sequence[int], sizes: Sequence[int], stream: int) -> Stream:
-        """A stream of stream_create, for ranges of managed memory."""
-        if stream in (LEGACY_STREAM, PER_THREAD_STREAM) or not ptrs:
+    def _not_legacy(self, call: str, ptrs: Sequence[int], sizes: Sequence[int], stream: int) -> Stream:
+        """A stream other than the legacy one, for ranges of managed memory."""
+        if stream == LEGACY_STREAM or not ptrs:
             raise host_error(call, "INVALID_VALUE", f"{len(ptrs)} ranges on stream {stream}")
         for ptr, nbytes in zip(ptrs, sizes, strict=True):
             self._space.check_managed(call, ptr, nbytes)
