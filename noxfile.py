@@ -339,7 +339,9 @@ def programs(session: nox.Session) -> None:
     ``nox -s programs -- write`` writes docs/reference/real-programs.md.
     """
     # What the programs' own modules import, and the simulator.
-    needed = "numba-cuda==0.30.4", "scipy==1.17.1", "pandas==3.1.1"
+    needed = ["numba-cuda==0.30.4", "scipy==1.17.1", "pandas==3.1.1"]
+    needed += ["aquacrop==3.1.0", "xarray==2026.9.0"]  # aquagrid's tests
+    needed += ["qiskit==2.6.2", "qiskit-aer==0.18.2", "networkx==3.6.1", "importlib_resources==7.1.0"]  # qokit's
     session.install("-e", ".[cli,migrate,sim]", *pinned("test"), *needed)
     mode = {"PROGRAMS": "write" if "write" in session.posargs else "check"}
     # As long as a test may take on a slow machine, and more than the configured limit of the process.

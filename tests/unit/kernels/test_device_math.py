@@ -80,6 +80,28 @@ def test_a_cast_number_takes_part_as_an_integer_of_64_bits(simulated):
     assert out.tolist() == [260, 44, 1 << 31, -3, float(np.float32(0.1))]
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.uint64])
+def test_a_range_of_unsigned_numbers_is_a_range_of_them(simulated, kind):
+    seen = []
+
+    def kernel(ends, out):
+        counted = range(ends[0], ends[1], ends[2])
+        out[0], out[1], out[2] = len(counted), counted[1], counted[-1]
+        out[3], out[4], out[5] = counted.start, counted.stop, counted.step
+        out[6], out[7] = ends[0] in counted, ends[1] in counted
+        for _ in range(2):  # it starts anew
+            for each in counted:
+                out[8] += each
+        for each in reversed(counted):
+            out[9] = each - ends[1]  # below 0 it wraps
+        for each in (counted[0], counted.start, counted.stop, counted.step, *counted):
+            seen.append(numpy_type(type(each)))
+
+    _, out = simulated.run(kernel, 1, 1, np.array([2, 9, 3], kind), np.zeros(10, np.uint64))
+    assert out.tolist() == [3, 5, 8, 2, 9, 3, 1, 0, 30, (1 << 64) - 7]
+    assert set(seen) == {np.uint64}
+
+
 def test_types_are_dtypes_still(simulated):
     def kernel(out):
         near = dm.shared.array(2, np.int16)

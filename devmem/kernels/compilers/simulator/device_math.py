@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -196,10 +196,30 @@ def _extreme(
     return choose
 
 
+class _UnsignedRange(Sequence[Any]):
+    """A ``range`` of which the numbers are uint64."""
+
+    def __init__(self, numbers: range) -> None:
+        self._numbers = numbers
+        self.start, self.stop, self.step = map(_UINT64, (numbers.start, numbers.stop, numbers.step))
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        return _UINT64(self._numbers[index])
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(_UINT64, self._numbers)
+
+    def __contains__(self, value: object) -> bool:
+        return value in self._numbers
+
+
 def _range(*ends: Any) -> Any:
     """``range``; compiled, it counts in uint64 if all its arguments are unsigned, and else in int64."""
     found = range(*ends)
-    return map(_UINT64, found) if all(numpy_type(type(each)) in _UNSIGNED for each in ends) else found
+    return _UnsignedRange(found) if all(numpy_type(type(each)) in _UNSIGNED for each in ends) else found
 
 
 _UINT64 = TYPES[np.uint64]
