@@ -37,6 +37,15 @@ FIRST_HANDLE = 1 << 62
 TRIES, PATIENCE = 20, 1.0
 
 
+def _itself(handle: Any) -> Any:
+    return handle
+
+
+def _launched(piece: Piece) -> Any:
+    """The executable graph that a piece launches, or None."""
+    return piece[1] if piece[0] == "GraphLaunch" else None
+
+
 class Graphs(Part):
     """Graphs; ``driver`` is what their calls are given.
 
@@ -140,36 +149,44 @@ class Graphs(Part):
 
     def graph_destroy(self, graph: int) -> None:
         pieces = self._find(graph)
-        del self.graphs[graph]
-        self.destroy(pieces)
+        try:
+            self._destroy_all(self._recorded.GraphExecDestroy, pieces, _launched)
+        except BackendError:
+            self.undestroyed += [what for what in map(_launched, pieces) if what is not None]
+            del self.graphs[graph]
+            raise
+        del self.graphs[graph]  # last: what an interrupt leaves is destroyed with the device
         with suppress(BackendError):  # of another graph: it was told when that one was destroyed
             self.destroy_captured()
 
     def destroy(self, pieces: list[Piece]) -> None:
         """Destroy what pieces refer to; what is left, the next graph that is made or destroyed tries again."""
-        left = [what for call, what in pieces if call == "GraphLaunch"]
         try:
-            self._destroy_all(self._recorded.GraphExecDestroy, left)
+            self._destroy_all(self._recorded.GraphExecDestroy, pieces, _launched)
         finally:
-            self.undestroyed += left
+            self.undestroyed += [what for what in map(_launched, pieces) if what is not None]
 
     def destroy_captured(self) -> None:
         """Destroy what was captured; what an interrupt or the vendor kept from it, the next call does."""
         self._destroy_all(self._recorded.GraphExecDestroy, self.undestroyed)
         self._destroy_all(self._recorded.GraphDestroy, self.captured)
 
-    def _destroy_all(self, destroy: Callable[..., object], waiting: list[Any]) -> None:
-        while waiting:
-            try:
-                graph = waiting.pop()
-            except IndexError:  # another thread took it
-                return
+    def _destroy_all(
+        self, destroy: Callable[..., object], waiting: list[Any], handle_of: Callable[[Any], Any] = _itself
+    ) -> None:
+        """Destroy what lists have; each is taken out, and comes back unless it was destroyed."""
+        for each in list(waiting):
             destroyed: list[Any] = []
             try:
-                destroy(destroyed, graph)
+                try:
+                    waiting.remove(each)
+                except ValueError:  # another thread took it
+                    continue
+                if (handle := handle_of(each)) is not None:
+                    destroy(destroyed, handle)
             except BaseException:
-                if not destroyed:
-                    waiting.append(graph)
+                if not destroyed and each not in waiting:
+                    waiting.append(each)
                 raise
 
     def _find(self, graph: int) -> list[Piece]:

@@ -334,6 +334,34 @@ def test_what_holds_behind_an_interrupt(name, stack, at_point, still, in_thread,
     assert (array.copy_to_host() == DATA).all()
 
 
+@pytest.mark.filterwarnings("ignore::devmem.DevmemWarning")
+def test_a_graph_is_destroyed_wherever_an_interrupt_comes(at_point, still):
+    dm.reset()
+    before = what_the_driver_has()
+    contextvars.copy_context().run(interrupt_each_point_of_a_plan_s_end, at_point)
+    gc.collect()
+    dm.reset()
+    assert what_the_driver_has() == before
+
+
+def interrupt_each_point_of_a_plan_s_end(at_point):
+    stream, array = dm.stream(non_blocking=True), dm.zeros(16, "u1")
+
+    def interrupted(number):
+        with dm.capture(stream) as plan:
+            array.fill(1, stream=stream)
+        with at_point(number, watched) as point:
+            plan.close()
+        return point
+
+    try:
+        count = (1 << 40) - interrupted(1 << 40).left
+    except dm.UnsupportedError as error:
+        pytest.skip(str(error))
+    for number in range(count):
+        interrupted(number)
+
+
 def interrupt_at_points(name, stack, at_point, in_thread, folder):
     verb = VERBS[name]
     with dm.use_memory(stack):
