@@ -168,7 +168,8 @@ class CopyEngine:
             self.move(shared, src, stream, False)
             self.wait_for(stream)  # also where nothing was to be copied
             return
-        self.await_source(src, stream)
+        if self.coherent:
+            self.await_source(src, stream)
         device, host = (src, dst) if src._strides is None else along_memory(src, dst)
         plan = plan_copy(D2H, host, device, self, stream)
         if stream.recorder is not None:
@@ -198,7 +199,8 @@ class CopyEngine:
 
     def download_part(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream, blocking: bool) -> CopyPlan:
         """Download without counting: a part of a copy that the caller counts."""
-        self.await_source(src, stream)
+        if self.coherent:
+            self.await_source(src, stream)
         device, host = along_memory(src, dst)
         return self._carry_out(plan_copy(D2H, host, device, self, stream), D2H, device, host, stream, blocking)
 
@@ -216,7 +218,8 @@ class CopyEngine:
         if self.coherent and (shared := self._shared(src, dst, stream)) is not None:
             self.move(shared, src, stream, False, False)
             return None
-        self.await_source(src, stream)
+        if self.coherent:
+            self.await_source(src, stream)
         began = begin()
         device, host = along_memory(src, dst)
         plan = plan_copy(D2H, host, device, self, stream, waits=False)
@@ -300,7 +303,8 @@ class CopyEngine:
         self, dst: ArrayView[Any], src: ArrayView[Any], stream: Stream, blocking: bool, waits: bool = True
     ) -> CopyPlan:
         """Copy between regions of the device that have no byte in common, as a part of a copy that the caller counts."""
-        self.await_source(src, stream)
+        if self.coherent:
+            self.await_source(src, stream)
         plan = plan_copy(D2D, dst, src, self, stream, waits=waits)
         if plan.route is not Route.STAGED:
             assert plan.rows is not None
@@ -316,7 +320,8 @@ class CopyEngine:
         """Return boxes that copy one region of the device to another in a batch; none where only `copy_part` does."""
         if not self.volume_batches or stream.is_capturing():
             return []
-        self.await_source(src, stream)
+        if self.coherent:
+            self.await_source(src, stream)
         plan = plan_copy(D2D, dst, src, self, stream)
         if plan.route is Route.STAGED or plan.rows is None or not self.is_pitched(plan.rows, D2D):
             return []
@@ -328,7 +333,7 @@ class CopyEngine:
 
     def await_source(self, src: ArrayView[Any], stream: Stream) -> None:
         """Wait for a stream before what is used in place is read: drivers read that at the call, ahead of enqueued work."""
-        if self.coherent and self.is_system(src) and not stream.is_capturing():
+        if self.is_system(src) and not stream.is_capturing():
             self.wait_for(stream)
 
     def wait_for(self, stream: Stream) -> None:

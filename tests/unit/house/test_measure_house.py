@@ -118,7 +118,7 @@ REACHED = {
 # Decision: docs/adr/0018-lines-of-code-have-a-ceiling-in-each-room.md
 CEILINGS = {
     "spi": 6,
-    "toolkit": 23,
+    "toolkit": 24,
     "_core/base": 19,
     "_core/ordering": 13,
     "_core/memory": 12,
@@ -132,7 +132,7 @@ CEILINGS = {
     "_core/arrays": 14,
     "_core/smart": 5,
     "_core/bulk": 31,
-    "backends/cuda": 10,
+    "backends/cuda": 9,
     "backends/roc": 12,
     "backends/host": 15,
     "backends/opencl": 7,

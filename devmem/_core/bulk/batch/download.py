@@ -116,7 +116,7 @@ class _SmallArrays:
         total = sum(steps)
         if not total:
             return [new_host(array._shape, array._dtype) for array in self.arrays]
-        for array in self.arrays:
+        for array in self.arrays if self.opened.copies.coherent else ():
             self.opened.copies.await_source(array, self.stream)
         if len(self.allocations) == 1:
             low, high = self._span()
