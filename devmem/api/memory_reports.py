@@ -52,7 +52,7 @@ def memory_snapshot(device: DeviceLike = None, *, record: bool = False) -> Memor
     Returns
     -------
     MemorySnapshot
-        ``blocks``, ``summary``, and ``save(path)``: a file that ``devmem view`` makes a page of.
+        ``blocks`` (of each stack by address), ``summary``, and ``save(path)``: a file that ``devmem view`` makes a page of.
 
     Examples
     --------

@@ -22,7 +22,8 @@ with dm.use_memory("statistics:owners,pool"):
         file, line, function = block.site
         held[f"{function}, line {line}"] += block.nbytes
 
-for place, nbytes in held.most_common():
+most = held.most_common()
+for place, nbytes in most:
     print(f"{nbytes / 2**20:5.2f} MiB  {place}")
 
-picture = {"bars": {"MiB": [nbytes / 2**20 for nbytes in held.values()]}, "names": list(held)}
+picture = {"bars": {"MiB": [nbytes / 2**20 for _, nbytes in most[::-1]]}, "names": [place for place, _ in most[::-1]]}

@@ -245,7 +245,8 @@ def _blocks(opened: OpenDevice) -> Iterator[LiveBlock]:
     for heap in opened.memory.stacks.all_heaps():
         counting, stack = _counting_owners(heap), repr(heap.resource)
         site_of: Callable[[int], Site | None] = counting.site_of if counting is not None else lambda ptr: None
-        for ptr, nbytes in list(heap.live.items()):
+        live = list(heap.live.items())
+        for ptr, nbytes in sorted(live):
             yield LiveBlock(device, ptr, nbytes, heap.kind, stack, site_of(ptr))
 
 
