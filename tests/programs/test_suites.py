@@ -105,6 +105,10 @@ tell orders of magnitude.
 
 The sdists of frbb 1.0.0, minitorch 0.1.0, pyphasefield 3.0.3 and sgkit 0.10.0 hold no tests of their kernels. That of cubie
 0.17.0 has a few of its tests, without their conftest, and needs a build of its own of numba-cuda-mlir.
+
+Those of gamdpy 0.8.3 do not pass. Two mistakes are reported in its kernels: `rdf_calculator_full` reads `ptype[other_global_id]`
+past the end, before it compares the index, and a thread without neighbours reads `my_num_nbs` in `nblist_update`, which it has
+not assigned. Its other tests that launch kernels compare all pairs of some thousand particles, which takes minutes a launch.
 """
 
 
