@@ -336,7 +336,7 @@ def programs(session: nox.Session) -> None:
 
     And programs' own tests, unchanged, under ``devmem simulate``.
 
-    ``nox -s programs -- write`` writes docs/reference/real-programs.md.
+    ``nox -s programs -- write`` writes docs/reference/real-programs.md and docs/reference/programs-own-tests.md.
     """
     # What the programs' own modules import, and the simulator.
     needed = ["numba-cuda==0.30.4", "scipy==1.17.1", "pandas==3.1.1"]
@@ -345,7 +345,7 @@ def programs(session: nox.Session) -> None:
     session.install("-e", ".[cli,migrate,sim]", *pinned("test"), *needed)
     mode = {"PROGRAMS": "write" if "write" in session.posargs else "check"}
     # As long as a test may take on a slow machine, and more than the configured limit of the process.
-    limit = "-o", "faulthandler_timeout=3600"
+    limit = "-o", "faulthandler_timeout=7200"
     session.run("python", "-m", "pytest", "-q", *limit, "tests/programs", env=mode)
 
 

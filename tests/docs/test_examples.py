@@ -55,6 +55,7 @@ NO_CODE = {
     "real-libraries": "results",
     "numba-names": "a list of names",
     "numba-suite": "results",
+    "programs-own-tests": "results",
     "real-programs": "results",
     "refused-names": "what is not there",
 }

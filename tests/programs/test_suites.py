@@ -1,4 +1,8 @@
-"""Public programs' own tests for numba.cuda, from their sdists, unchanged, under ``devmem simulate``; ``nox -s programs``."""
+"""Public programs' own tests for numba.cuda, from their sdists, unchanged, under ``devmem simulate``; ``nox -s programs``.
+
+The page docs/reference/programs-own-tests.md is made of what is found: ``PROGRAMS=write`` runs each file in numba's own
+simulator, too, and writes its row; ``PROGRAMS=check`` compares what devmem did, and leaves numba's simulator and the times.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,19 @@ import subprocess
 import sys
 import tarfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from waits import patience
 
-if not os.environ.get("PROGRAMS"):
+MODE = os.environ.get("PROGRAMS", "")
+if not MODE:
     pytest.skip("fetches public programs from the package index: nox -s programs", allow_module_level=True)
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reference" / "programs-own-tests.md"
 #: What each needs of packages that only other parts of it use: a conftest of ours gives stand-ins.
 STAND_INS = "import sys\nfrom unittest.mock import MagicMock\n\nsys.modules |= {{each: MagicMock() for each in {!r}}}\n"
 
@@ -29,15 +35,21 @@ class Suite(NamedTuple):
 
     sdist: str
     sha256: str
+    about: str
     files: dict[str, int]
     options: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+
+    def key(self, name: str) -> str:
+        """How the row of a file begins."""
+        return f"| `{self.sdist}` | `{name}` |"
 
 
 SUITES = [
     Suite(
         "stumpy==1.14.1",
         "1cb13696724ddab4b512b16843d37ccf4047aee19e072d1ad83024e1fa6fde96",
+        "Matrix profiles of time series; all tests of its GPU functions.",
         {
             "test_gpu_aamp.py": 37,
             "test_gpu_aamp_ostinato.py": 6,
@@ -49,16 +61,17 @@ SUITES = [
             "test_gpu_stump.py": 39,
         },
     ),
-    # A crop model of thousands of lines in device functions, compared with the same compiled by njit.
     Suite(
         "aquagrid==0.3.2",
         "e321274d6adee8ccd0b5eda8f8522183450da419ad130a625cafb46d248d553b",
+        "A crop model of thousands of lines in device functions, against itself compiled by `njit`; its file of GPU tests.",
         {"test_gpu.py": 1},
     ),
-    # Simulators of quantum circuits, compared with qiskit; those of its simulators "x" call a kernel in C++ by way of CuPy.
     Suite(
         "qokit==0.1.4",
         "ed0f4beb48b1d100b0611eca16cf21ecc4c5a1d8835a859f5b3596f9321f7c95",
+        "Quantum circuits: its GPU simulators with XY mixers, against Qiskit. Those with X mixers call a kernel in C++ through "
+        "CuPy, and are not run. Stand-ins take the place of pytket and yfinance, which these tests do not use.",
         {"test_simulators_rxy.py": 10},
         ("-k", "GPU"),
         (
@@ -67,6 +80,36 @@ SUITES = [
         ),
     ),
 ]
+
+
+FILES = [(suite, name) for suite in SUITES for name in suite.files]
+ROWS: dict[str, str] = {}
+STALE = "stale: nox -s programs -- write"
+TEXT = """\
+# Programs' own tests
+
+The tests that public programs have of their kernels for numba.cuda, from sdists of the package index at pinned versions and
+hashes, under [`devmem simulate`](../how-to/run-numba-cuda-without-a-gpu.md): neither program nor tests are changed. All tests
+of a file pass, none is skipped, and no mistake is reported in a kernel. `nox -s programs -- write` makes this page;
+`nox -s programs` fails where devmem does not do what it says.
+
+The last column is Numba's own simulator, that of numba-cuda, in the same environment: how many tests pass. Times are the
+processor's, of the whole process, with imports and the compilation of what the tests compare with, on a shared machine: they
+tell orders of magnitude.
+
+| sdist | file | tests | pass | devmem | pass in Numba's simulator |
+|---|---|---|---|---|---|
+{table}
+
+{about}
+
+The sdists of frbb 1.0.0, minitorch 0.1.0, pyphasefield 3.0.3 and sgkit 0.10.0 hold no tests of their kernels. That of cubie
+0.17.0 has a few of its tests, without their conftest, and needs a build of its own of numba-cuda-mlir.
+
+Those of gamdpy 0.8.3 do not pass. Two mistakes are reported in its kernels: `rdf_calculator_full` reads `ptype[other_global_id]`
+past the end, before it compares the index, and a thread without neighbours reads `my_num_nbs` in `nblist_update`, which it has
+not assigned. Its other tests that launch kernels compare all pairs of some thousand particles, which takes minutes a launch.
+"""
 
 
 @pytest.fixture(scope="session")
@@ -89,24 +132,73 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Suite], Path
     return lambda suite: made(suite.sdist, suite.sha256)
 
 
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    ("suite", "name"), [pytest.param(each, name, id=name) for each in SUITES for name in each.files]
-)
+class Ran(NamedTuple):
+    """What became of a file of tests, and the processor's seconds."""
+
+    exit_status: int
+    output: str
+    tests: int
+    passed: int
+    seconds: float
+
+
+def run(suite: Suite, name: str, folder: Path, out: Path, *over: str, **variables: str) -> Ran:
+    """Run a file of a suite's tests in a process of its own, as the options of Python say."""
+    options = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", f"--junitxml={out}", *suite.options]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("DEVMEM_", "NUMBA_"))}
+    # An empty cache: or the second run would find what the first one compiled of the programs' functions for the host.
+    environment |= {
+        "NUMBA_CACHE_DIR": str(out.with_suffix(".cache")),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]),
+    }
+    command, limit = [sys.executable, *over, "-m", "pytest", *options, f"tests/{name}"], patience(1700)
+    began = os.times()
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env=environment | variables, timeout=limit
+    )
+    ended = os.times()
+    cases = list(ElementTree.parse(out).iter("testcase"))
+    # What failed or was skipped has an element that says so.
+    passed = sum(not len(each) for each in cases)
+    seconds = sum(ended[2:4]) - sum(began[2:4])  # of child processes that ended, as user and system
+    return Ran(done.returncode, done.stdout, len(cases), passed, seconds)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("suite", "name"), [pytest.param(*each, id=each[1]) for each in FILES])
 def test_its_own_tests_pass_and_nothing_is_found_in_its_kernels(unpacked, suite, name, tmp_path):
     folder = unpacked(suite)
     if suite.absent:
         (folder / "conftest.py").write_text(STAND_INS.format(suite.absent))
-    options = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", f"--junitxml={tmp_path / 'tests.xml'}"]
-    over = [sys.executable, "-m", "devmem.simulate", "-o", str(tmp_path / "report.json"), "-m", "pytest", *options]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("DEVMEM_", "NUMBA_"))}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(folder)])
-    command, limit = [*over, *suite.options, f"tests/{name}"], patience(1700)
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=limit)
-    assert done.returncode == 0, done.stdout
-    cases = list(ElementTree.parse(tmp_path / "tests.xml").iter("testcase"))
-    # None is skipped.
-    assert (len(cases), [each.get("name") for each in cases if len(each)]) == (suite.files[name], [])
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["kernels"]
-    assert report["findings"] == []
+    report = tmp_path / "report.json"
+    ours = run(suite, name, folder, tmp_path / "ours.xml", "-m", "devmem.simulate", "-o", str(report))
+    assert ours.exit_status == 0, ours.output
+    assert ours.tests == ours.passed == suite.files[name], ours.output  # none is skipped
+    found = json.loads(report.read_text())
+    assert found["kernels"]
+    assert found["findings"] == []
+    row = f"{suite.key(name)} {ours.tests} | {ours.passed} |"
+    if MODE == "write":
+        theirs = run(suite, name, folder, tmp_path / "numba.xml", NUMBA_ENABLE_CUDASIM="1")
+        ROWS[suite.key(name)] = f"{row} {ours.seconds:.1f} s | {theirs.passed}, {theirs.seconds:.1f} s |"
+    else:
+        assert any(line.startswith(row) for line in PAGE.read_text(encoding="utf-8").splitlines()), STALE
+
+
+def page(rows: dict[str, str]) -> str:
+    """The page, with the rows of the files."""
+    keys = (suite.key(name) for suite, name in FILES)
+    table = "\n".join(rows[key] for key in keys if key in rows)
+    return TEXT.format(table=table, about="\n".join(f"- `{suite.sdist}`: {suite.about}" for suite in SUITES))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def written() -> Iterator[None]:
+    """After the last file the page is written with the rows of this run and the other rows that it had, or compared."""
+    yield
+    text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    rows = {f"{line.rsplit(' |', 5)[0]} |": line for line in text.splitlines() if line.startswith("| `")} | ROWS
+    if MODE == "write":
+        PAGE.write_text(page(rows), encoding="utf-8")
+    else:
+        assert page(rows) == text, STALE

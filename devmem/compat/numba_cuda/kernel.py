@@ -224,6 +224,8 @@ class _NotInstalled(AttributeError):
 def _decorate(
     function: Any, signatures: tuple[str, ...], device: bool, options: dict[str, Any], extensions: Any
 ) -> Any:
+    if isinstance(function, DeviceFunction):
+        function = function.function  # as Numba does with what it has made before
     if device:
         return devmem.kernel(signatures, device=True, **options)(function)
     return Dispatcher(function, signatures, options, extensions)

@@ -310,6 +310,20 @@ def test_a_kernel_that_a_kernel_calls_is_a_function(kernels):
         twice_each[1, 2.0]
 
 
+def test_what_jit_has_made_can_be_given_to_it_again(kernels):
+    """As in numba.cuda, which compiles the function anew: of a device function or a kernel, the one or the other."""
+    bigger, more = cuda.jit(device=True)(larger), cuda.jit(device=True)(twice)
+
+    @cuda.jit
+    def largest_twice(array):
+        array[0] = more(bigger(array[0], array[1]))
+
+    d = cuda.to_device(np.array([2.0, 3.0]))
+    cuda.jit(cuda.jit(largest_twice, device=True))[1, 1](d)
+    cuda.jit("void(float64[::1], int64)")(increase)[1, 2](d, 1)
+    assert d.copy_to_host().tolist() == [7, 4]
+
+
 def test_a_function_of_a_kernel_is_looked_through(kernels, device):
     """What no compiler takes is found in what a kernel calls, with or without ``device=True``."""
     if "launch" in device.info.capabilities:
