@@ -38,6 +38,7 @@ class LaneAnswers:
     def __init__(self, opened: Any, driver: Driver) -> None:
         self.opened = opened
         self.driver = driver
+        self.segments = opened.page_locks.segments
         self.refused = cast(OffersTable, driver).table_refused
         table = cast(OffersTable, driver).table
         self.allocates = table is not None and bool(table.allocate)
@@ -69,12 +70,17 @@ class LaneAnswers:
                 return ptr
 
     def once_more(self, call: int, status: int, array: ArrayView[Any], host: npt.NDArray[Any]) -> None:
-        """Raise for a failing copy; where memory beside its host side was locked meanwhile, it is made again, and cut there."""
+        """Raise for a failing copy; where memory beside its host side was locked meanwhile, it is made again, and cut there.
+
+        It may be unlocked again by now: any change of the locks since the last failing copy counts.
+        """
         opened = self.opened
+        segments = opened.page_locks.segments
+        changed, self.segments = segments is not self.segments, segments
         try:
             self.refused(call, status)
         except BackendError:
-            if call not in (UPLOAD, DOWNLOAD) or not opened.page_locks.segments:
+            if call not in (UPLOAD, DOWNLOAD) or not (segments or changed):
                 raise
         with CurrentDevice(opened.handle):
             copy = opened.copies.upload if call == UPLOAD else opened.copies.download

@@ -1,4 +1,4 @@
-"""The addresses of live blocks, which the compiled core keeps: none is lost, and each is given back once."""
+"""Live blocks, which the compiled core keeps: none is lost, and each is given back once; and copies that are made again."""
 
 from __future__ import annotations
 
@@ -116,3 +116,19 @@ def test_the_driver_forgets_what_the_core_frees(backend, end):
     array.free()
     dm.trim()
     assert backend.driver.table_blocks == {}
+
+
+def test_a_copy_is_made_again_where_memory_was_locked_and_unlocked_meanwhile(backend):
+    dm.to_device(HOST)
+    locks, sound, refused = current_open_device().page_locks, backend.driver.saw, []
+
+    def saw(name, *details):
+        if name == "copy_up" and not refused:
+            refused.append(name)
+            locks._replace_segments([])  # another thread has locked and unlocked memory
+            return 1
+        return sound(name, *details)
+
+    backend.driver.saw = saw
+    assert dm.to_device(HOST).copy_to_host().tolist() == HOST.tolist()
+    assert refused
