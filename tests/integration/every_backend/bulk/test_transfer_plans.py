@@ -206,6 +206,7 @@ def test_rows_with_a_pitch_fill_patterns_and_batches_are_recorded(stream, need):
     assert [set(each.copy_to_host().tolist()) for each in uploaded] == [{0}, {1}, {2}]
 
 
+@pytest.mark.races("it looks at what a copy behind a latch is about to write")
 def test_events_are_recorded_and_waited_for_whenever_the_plan_runs(stream, need):
     need("hold")
     before, after, other = dm.event(), dm.event(), dm.stream(non_blocking=True)

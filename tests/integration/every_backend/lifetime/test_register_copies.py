@@ -215,7 +215,7 @@ def test_pages_are_neither_locked_nor_unlocked_under_a_copy(driver, recorded, me
     assert driver.registered() == {}
 
 
-@pytest.mark.races("it replaces methods of the backend's own driver")
+@pytest.mark.races("the driver that checks took the methods before the test replaces them")
 @pytest.mark.parametrize("method", ["host_register", "host_unregister"])
 def test_a_copy_waits_while_a_driver_is_busy_with_its_pages(driver, recorded, memory, method):
     mine, neighbour = mine_of(memory), memory[2 * PAGE :]

@@ -272,7 +272,7 @@ def test_close_all_devices_in_any_order(pair, locked, forwards, recorded):
     assert locked() == {}
 
 
-@pytest.mark.races("it replaces a method of the backend's own driver")
+@pytest.mark.races("the driver that checks took the method before the test replaces it")
 def test_a_lost_device_takes_its_locks_with_it(pair, recorded):
     a = pages(1)
     for device in pair:
@@ -295,7 +295,7 @@ def test_a_lost_device_takes_its_locks_with_it(pair, recorded):
         round_trip(pair[0], a)
 
 
-@pytest.mark.races("it replaces a method of the backend's own driver")
+@pytest.mark.races("the driver that checks took the method before the test replaces it")
 def test_a_lost_device_does_not_keep_another_from_deregistering(pair, recorded, locked, need):
     need("hold")
     a, b = pages(1), pages(1)
@@ -361,7 +361,7 @@ def complaining(driver, method):
 
 
 @pytest.mark.parametrize("method", ["enter", "host_unregister", "exit"])
-@pytest.mark.races("it replaces methods of the backend's own driver")
+@pytest.mark.races("the driver that checks took the methods before the test replaces them")
 def test_a_driver_that_complains_when_it_lets_go_has_let_go(pair, locked, recorded, method):
     """Locked through the first device, let go by the second: the first one's driver is entered for it."""
     a = pages(1)
@@ -385,7 +385,7 @@ def test_a_driver_that_complains_when_it_lets_go_has_let_go(pair, locked, record
     assert recorded.mistakes() == []
 
 
-@pytest.mark.races("it replaces methods of the backend's own driver")
+@pytest.mark.races("the driver that checks took the methods before the test replaces them")
 def test_what_could_not_be_unlocked_is_unlocked_at_the_devices_end(pair, locked, recorded):
     a = pages(1)
     for device in pair:
@@ -431,7 +431,7 @@ def test_threads_on_two_devices_lock_and_unlock_overlapping_memory(pair, locked,
     assert recorded.mistakes() == []
 
 
-@pytest.mark.races("it replaces methods of the backend's own driver")
+@pytest.mark.races("the driver that checks took the methods before the test replaces them")
 def test_a_thread_waits_for_pages_that_a_driver_is_busy_with(pair, locked, recorded):
     """While one thread's driver locks, the registry itself is free, and who wants the same pages gets them locked."""
     a, b = pages(1), pages(1)
@@ -472,7 +472,7 @@ def test_a_thread_waits_for_pages_that_a_driver_is_busy_with(pair, locked, recor
     assert locked() == {}
 
 
-@pytest.mark.races("it replaces methods of the backend's own driver")
+@pytest.mark.races("the driver that checks took the methods before the test replaces them")
 def test_registering_while_the_device_is_reset_leaves_nothing_locked(pair, locked, recorded):
     a = pages(1)
     entered, leave = threading.Event(), threading.Event()
