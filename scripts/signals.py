@@ -280,8 +280,8 @@ class Signals:
     def check_addresses(self) -> None:
         """No two blocks that are handed out share an address, whichever stack they are from, on one device."""
         for each in open_devices():
-            blocks = sorted(block for heap in each.memory.stacks.all_heaps() for block in list(heap.live.items()))
-            for (low, nbytes), (high, _) in itertools.pairwise(blocks):
+            blocks = sorted(block for heap in each.memory.stacks.all_heaps() for block in heap.live.blocks())
+            for (low, nbytes, _), (high, _, _) in itertools.pairwise(blocks):
                 if low + nbytes > high:
                     self.fail(f"{each.device}: {nbytes} bytes at {low:#x} are handed out, and a block at {high:#x} too")
 

@@ -8,32 +8,56 @@ Flags are bools: the core's classes take nothing else for them, and have False w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..._native import core
 
 
 class LiveBlocks(Protocol):
-    """Bytes of the live blocks of a heap by their addresses: of a dict the methods that `core.LiveBlocks` has."""
+    """The live blocks of a heap. Each has a place, which whatever gives it back has to know."""
 
     def __len__(self) -> int: ...
 
-    def __contains__(self, ptr: object, /) -> bool: ...
+    def enter(self, ptr: int, nbytes: int, /) -> int:
+        """Enter a block: its place."""
 
-    def __setitem__(self, ptr: int, nbytes: int, /) -> None: ...
+    def take(self, place: int, ptr: int, /) -> bool:
+        """Take a block out; whether it was there."""
 
-    def pop(self, ptr: int, default: None, /) -> int | None: ...
+    def blocks(self) -> list[tuple[int, int, int]]:
+        """Address, bytes and place of each."""
 
-    def items(self) -> Iterable[tuple[int, int]]: ...
+    def clear(self) -> None:
+        """Take all out."""
 
-    def clear(self) -> None: ...
+
+class BlocksByPlace(dict[int, tuple[int, int]]):
+    """Live blocks in Python: address and bytes of each by its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._places = count()
+
+    def enter(self, ptr: int, nbytes: int, /) -> int:
+        """Enter a block: its place."""
+        place = next(self._places)
+        self[place] = ptr, nbytes
+        return place
+
+    def take(self, place: int, ptr: int, /) -> bool:
+        """Take a block out; whether it was there."""
+        return self.get(place, (0, 0))[0] == ptr and self.pop(place, None) is not None
+
+    def blocks(self) -> list[tuple[int, int, int]]:
+        """Address, bytes and place of each."""
+        return [(ptr, nbytes, place) for place, (ptr, nbytes) in list(self.items())]
 
 
 def new_live_blocks() -> LiveBlocks:
     """The table of a new heap."""
-    made: LiveBlocks = {} if core is None else core.LiveBlocks()
+    made: LiveBlocks = BlocksByPlace() if core is None else core.LiveBlocks()
     return made
 
 
@@ -73,13 +97,14 @@ if TYPE_CHECKING or core is None:
     class AllocationState:
         """The slots of an `Allocation` that the core reads."""
 
-        __slots__ = ("device_handle", "freed", "heap", "home", "nbytes", "ptr", "queue", "streams", "unnamed")
+        __slots__ = ("device_handle", "freed", "heap", "home", "nbytes", "place", "ptr", "queue", "streams", "unnamed")
 
         device_handle: object
         freed: bool
         heap: object
         home: object
         nbytes: int
+        place: int
         ptr: int
         queue: object
         streams: object

@@ -213,7 +213,7 @@ def _summary(opened: OpenDevice) -> DeviceSummary:
 
 
 def _stack(heap: Heap, pending: dict[int, int]) -> StackSummary:
-    live = dict(heap.live.items())
+    live = {ptr: nbytes for ptr, nbytes, _ in heap.live.blocks()}
     waiting = sum(live.pop(ptr, 0) for ptr in pending)
     counting = _statistics(heap)
     pool = next((part for part in chain(heap.resource) if isinstance(part, PoolMemory | PinnedPool)), None)
@@ -245,8 +245,7 @@ def _blocks(opened: OpenDevice) -> Iterator[LiveBlock]:
     for heap in opened.memory.stacks.all_heaps():
         counting, stack = _counting_owners(heap), repr(heap.resource)
         site_of: Callable[[int], Site | None] = counting.site_of if counting is not None else lambda ptr: None
-        live = list(heap.live.items())
-        for ptr, nbytes in sorted(live):
+        for ptr, nbytes, _ in sorted(heap.live.blocks()):
             yield LiveBlock(device, ptr, nbytes, heap.kind, stack, site_of(ptr))
 
 

@@ -180,32 +180,6 @@ class OpenedPool(Opened):
                 self._changing -= keys
 
 
-class Counted(dict[int, int]):
-    """Addresses that are out. One is out more than once where the driver counts how often a handle was opened."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.times: defaultdict[int, int] = defaultdict(int)
-
-    def items(self) -> Any:
-        """Each as often as it is out."""
-        return [pair for pair in list(super().items()) for _ in range(self.times[pair[0]])]
-
-    def __setitem__(self, ptr: int, nbytes: int) -> None:
-        super().__setitem__(ptr, nbytes)
-        self.times[ptr] += 1  # last: until then an interrupt leaves it as often out as before
-
-    def pop(self, ptr: int, default: object = None) -> Any:
-        """Take one of them back. It calls nothing: an interrupt comes before it, or behind it."""
-        if ptr not in self:
-            return default
-        nbytes = self[ptr]
-        self.times[ptr] -= 1
-        if not self.times[ptr]:
-            del self.times[ptr], self[ptr]
-        return nbytes
-
-
 _opened: dict[type[Opened], WeakKeyDictionary[OpenDevice, Opened]] = {
     Opened: WeakKeyDictionary(),
     OpenedPool: WeakKeyDictionary(),
@@ -310,8 +284,6 @@ def opened(
     kind_of_resource = OpenedVirtual if handle.virtual else OpenedPool if handle.pooled else Opened
     resource = _opened[kind_of_resource].setdefault(opened, kind_of_resource())
     heap = opened.memory.stacks.bind(resource)
-    if not isinstance(heap.live, Counted):
-        heap.live = Counted()
     home = opened.streams.stream_of(None)
     with CurrentDevice(opened.handle) as driver:
         opened.free_queue.free_if_due()
@@ -328,7 +300,7 @@ def opened(
                 raise
         # Made before the device is left, which can fail: then its end lets go of what was opened.
         allocation = Allocation(opened.free_queue, heap, base, handle.nbytes, home, unnamed=True)
-        heap.live[base] = handle.nbytes
+        allocation.place = heap.live.enter(base, handle.nbytes)
         allocation.__class__ = opened.memory.owned
     return opened, allocation, base + handle.offset, lengths, kind, steps
 

@@ -64,6 +64,8 @@ class Allocation(AllocationState):
         self.unnamed = unnamed
         self.ptr = ptr
         self.nbytes = nbytes
+        #: Where it is among the live blocks of the heap, if it is there.
+        self.place = 0
         self.home = home
         #: Other streams that devmem used the block on. Of a foreign stream, whose life is not ours, the event behind the
         #: last use is kept instead of trusting the handle later.

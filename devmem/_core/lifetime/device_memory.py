@@ -58,7 +58,7 @@ class DeviceMemory:
             queue.free_if_due()
         made: Allocation = object.__new__(Allocation)  # as its constructor does, which is one more call for every array
         made.queue, made.device_handle, made.heap, made.home = queue, queue.handle, heap, stream
-        made.ptr, made.nbytes, made.unnamed = 0, nbytes, unnamed
+        made.ptr, made.nbytes, made.place, made.unnamed = 0, nbytes, 0, unnamed
         made.streams, made.freed = None, False
         try:
             made.ptr = heap.allocate(nbytes, stream.handle)
@@ -70,7 +70,7 @@ class DeviceMemory:
                     "new memory of the driver: make the array before, or from a pool that has room"
                 )
             raise
-        heap.live[made.ptr] = nbytes
+        made.place = heap.live.enter(made.ptr, nbytes)
         made.__class__ = self.owned
         return made
 
@@ -123,7 +123,7 @@ class DeviceMemory:
             item for item in (*list(self.queue.dropped), *list(self.queue.pending)) if isinstance(item, Allocation)
         ]
         pending = sum(item.nbytes for item in waiting if item.heap.is_host == on_host)
-        live = sum(nbytes for heap in heaps for _, nbytes in list(heap.live.items()))
+        live = sum(nbytes for heap in heaps for _, nbytes, _ in heap.live.blocks())
         return max(live - pending, 0), pending, cached_in(each.resource for each in heaps)  # while other threads go on
 
     def usage(self, free_dropped: bool) -> tuple[int, int]:
@@ -184,9 +184,9 @@ class DeviceMemory:
                 first.attempt(item.release_at_close)
             self.keep_host_memory()
             for heap in self.stacks.heaps:
-                for ptr, nbytes in list(heap.live.items()):
+                for ptr, nbytes, place in heap.live.blocks():
                     if ptr not in heap.lent:
-                        first.attempt(heap.give_back, Block(ptr, nbytes), LEGACY_STREAM)
+                        first.attempt(heap.give_back, Block(ptr, nbytes, place), LEGACY_STREAM)
                 first.attempt(heap.trim, 0)
             self.stacks.trim_forgotten(first, 0)
 
@@ -194,7 +194,7 @@ class DeviceMemory:
         """Count live memory that the host can see as lent; the device is being closed."""
         for heap in self.stacks.all_heaps():
             if heap.kind is not MemoryKind.DEVICE:
-                heap.lent.update(ptr for ptr, _ in list(heap.live.items()))
+                heap.lent.update(ptr for ptr, _, _ in heap.live.blocks())
 
     def lose(self) -> None:
         """Forget all memory of the device, which was lost, except what the host can see."""

@@ -20,11 +20,12 @@ HOST_KINDS = frozenset({MemoryKind.PINNED, MemoryKind.MAPPED})
 class Block:
     """A block that no allocation refers to."""
 
-    __slots__ = ("nbytes", "ptr")
+    __slots__ = ("nbytes", "place", "ptr")
 
-    def __init__(self, ptr: int, nbytes: int) -> None:
+    def __init__(self, ptr: int, nbytes: int, place: int) -> None:
         self.ptr = ptr
         self.nbytes = nbytes
+        self.place = place
 
 
 class Heap:
@@ -77,14 +78,13 @@ class Heap:
         ptr = block.ptr
         if self.lent:
             self.lent.discard(ptr)
-        # Forgotten before it is freed: the other way round another thread can be given the address in between, and its entry
-        # would be erased instead.
+        # Forgotten before it is freed: after an interrupt between the two nothing frees it; else it would be freed twice.
         block.ptr = 0
-        if self.live.pop(ptr, None) is None:
+        if not self.live.take(block.place, ptr):
             return
         try:
             self.deallocate(ptr, block.nbytes, handle)
         except CannotWait:
-            self.live[ptr] = block.nbytes
+            block.place = self.live.enter(ptr, block.nbytes)
             block.ptr = ptr
             raise

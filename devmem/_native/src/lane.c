@@ -229,10 +229,10 @@ bool is_simple(const struct lane *lane, const struct allocation_state *block) {
 }
 
 uint64_t strike_out(struct lane *lane, struct allocation_state *block) {
-    uint64_t address = block->ptr, nbytes;
+    uint64_t address = block->ptr;
     block->freed = 1;
     block->ptr = 0;
-    if (!take_block(lane->live, address, &nbytes))
+    if (!take_block(lane->live, block->place, address))
         return 0;
     /* The driver keeps what its own methods gave. It is to forget it, as it does not see it freed; a pool's chunk is not. */
     PyObject *ptr = !lane->ready && PyDict_Size(lane->blocks) ? PyLong_FromUnsignedLongLong(address) : NULL;
@@ -244,7 +244,7 @@ uint64_t strike_out(struct lane *lane, struct allocation_state *block) {
 
 void enter_again(struct lane *lane, struct allocation_state *block, uint64_t address, struct blocks *live) {
     struct handle_state *handle = (struct handle_state *)lane->handle;
-    if (put_block(live, address, (uint64_t)block->nbytes)) /* without memory for that it is lost: better than in use twice */
+    if (put_block(live, address, (uint64_t)block->nbytes, &block->place)) /* without memory for that it is lost: better than in use twice */
         block->ptr = address;
     handle->dropped_bytes += block->nbytes;
     Py_XDECREF(PyObject_CallFunctionObjArgs(handle->drop, (PyObject *)block, NULL));

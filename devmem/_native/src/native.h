@@ -8,7 +8,7 @@
  * at these points.
  *
  *   state.c     the parts of device handles, allocations and arrays that the core reads: base classes of the Python classes
- *   blocks.c    the addresses of live blocks
+ *   blocks.c    the live blocks of heaps
  *   lane.c      one open device's way to the vendor's library: when it may be taken, entering, the queue of dropped memory
  *   verbs.c     to_device, device_array, copies, free
  *   views.c     slices and reshapes
@@ -46,6 +46,7 @@ struct allocation_state {
     PyObject *queue, *device_handle, *heap, *home, *streams;
     uint64_t ptr;
     Py_ssize_t nbytes;
+    uint32_t place; /* among the live blocks of the heap */
     char freed, unnamed;
 };
 
@@ -130,20 +131,20 @@ static inline void set_field(PyObject **field, PyObject *value) {
 /* -- blocks.c: the live blocks of a heap --------------------------------------------------------------------------------- */
 
 struct block {
-    uint64_t address, nbytes;
+    uint64_t address, nbytes; /* of a free place: 0, and the place that is free next */
 };
 
 struct blocks {
     PyObject_HEAD
     struct block *places;
-    uint64_t count, size;
+    uint32_t count, size, used, free; /* places from `used` on were never taken; `free`: the next one to take */
 };
 
 extern PyTypeObject *blocks_type;
-/* Enter a block; false where there is no memory for that. */
-bool put_block(struct blocks *blocks, uint64_t address, uint64_t nbytes);
-/* Take a block out, and tell its bytes; false where it is none. */
-bool take_block(struct blocks *blocks, uint64_t address, uint64_t *nbytes);
+/* Enter a block, and tell its place; false where there is no memory for that. */
+bool put_block(struct blocks *blocks, uint64_t address, uint64_t nbytes, uint32_t *place);
+/* Take a block out of its place; false where it is not there. */
+bool take_block(struct blocks *blocks, uint32_t place, uint64_t address);
 
 /* -- lane.c -------------------------------------------------------------------------------------------------------------- */
 

@@ -35,13 +35,14 @@ COLLECTED(queue, struct queue_state, EACH_OF_QUEUE)
 #define PRIVATE(field) MEMBER("_" #field, T_OBJECT_EX, field)
 #define COUNT(field) MEMBER(#field, T_PYSSIZET, field)
 #define ADDRESS(name) MEMBER(name, T_ULONGLONG, ptr)
+#define PLACE(field) MEMBER(#field, T_UINT, field)
 #define FLAG(field) MEMBER(#field, T_BOOL, field)
 
 #define STATE handle_state
 static PyMemberDef handle_members[] = {EACH_OF_HANDLE(OBJECT) COUNT(dropped_bytes) COUNT(scopes) COUNT(outside){NULL, 0, 0, 0, NULL}};
 #undef STATE
 #define STATE allocation_state
-static PyMemberDef allocation_members[] = {EACH_OF_ALLOCATION(OBJECT) ADDRESS("ptr") COUNT(nbytes) FLAG(freed) FLAG(unnamed){NULL, 0, 0, 0, NULL}};
+static PyMemberDef allocation_members[] = {EACH_OF_ALLOCATION(OBJECT) ADDRESS("ptr") COUNT(nbytes) PLACE(place) FLAG(freed) FLAG(unnamed){NULL, 0, 0, 0, NULL}};
 #undef STATE
 #define STATE array_state
 static PyMemberDef array_members[] = {PRIVATE_OF_ARRAY(PRIVATE) ADDRESS("_ptr") OBJECT(allocation) OBJECT(open_device){NULL, 0, 0, 0, NULL}};

@@ -37,7 +37,7 @@ static int copy_bytes(const struct driver_table *table, bool up, uint64_t device
     int (*call)(uint64_t, uint64_t, size_t) = up ? table->copy_up : table->copy_down;
     uint64_t to = up ? device : host, from = up ? host : device;
     if (table->flags & TABLE_COPIES_TAKE_STREAM)
-        return ((int (*)(uint64_t, uint64_t, size_t, int, uint64_t))call)(to, from, nbytes, up ? KIND_UP : KIND_DOWN, table->stream);
+        return ((int (*)(uint64_t, uint64_t, size_t, int, uint64_t))(void (*)(void))call)(to, from, nbytes, up ? KIND_UP : KIND_DOWN, table->stream);
     return call(to, from, nbytes);
 }
 
@@ -143,7 +143,7 @@ static struct array_state *blank(struct lane *lane, PyObject *shape, PyObject *d
 /* Enter a block in the books; it is given back if that fails. From the end on its finalizer gives it back. */
 static int enter_block(struct lane *lane, struct array_state *array, PyObject *heap, struct blocks *live, struct work *work) {
     struct allocation_state *block = (struct allocation_state *)array->allocation;
-    if (!put_block(live, work->address, work->nbytes)) {
+    if (!put_block(live, work->address, work->nbytes, &block->place)) {
         enum table_call call;
         struct given_back back = {.address = work->address};
         if (work->pooled)

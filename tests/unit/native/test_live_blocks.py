@@ -10,10 +10,21 @@ from table_driver import TableBackend
 
 import devmem as dm
 from devmem import _native
+from devmem._core.base.hot_state import BlocksByPlace
 from devmem._core.device.device import current_open_device
 
 compiled = pytest.mark.skipif(_native.core is None, reason=_native.why)
 HOST = np.arange(16.0)
+
+
+@pytest.fixture(params=["compiled", "in Python"])
+def make(request):
+    """What makes a table."""
+    if request.param == "in Python":
+        return BlocksByPlace
+    if _native.core is None:
+        pytest.skip(_native.why)
+    return _native.core.LiveBlocks
 
 
 @pytest.fixture
@@ -45,50 +56,76 @@ def test_an_interrupt_while_a_device_is_closed_leaves_no_block_of_the_core_s(bac
     assert backend.driver.memory == {}
 
 
-@compiled
 @pytest.mark.parametrize("seed", range(4))
-def test_the_table_does_what_a_dict_does(seed):
-    chance, table, expected = random.Random(seed), _native.core.LiveBlocks(), {}
-    near = [(1 << 40) + 512 * at for at in range(3000)]  # as drivers give them, and in each other's places
-    far = [chance.randrange(1, 1 << 64) for _ in range(1000)]
+def test_a_block_stays_at_its_place_until_it_is_taken_out(make, seed):
+    chance, table, expected = random.Random(seed), make(), {}
+    addresses = [(1 << 40) + 512 * at for at in range(40)] + [chance.randrange(1, 1 << 64) for _ in range(40)]
     for growing in (0.7, 0.3, 0.6, 0.1):
         for _ in range(4000):
-            ptr = chance.choice(near if chance.random() < 0.7 else far)
+            ptr = chance.choice(addresses)  # each many times: a handle that is opened twice may have one address
+            place = chance.choice(list(expected)) if expected else 0
             if chance.random() < growing:
-                table[ptr] = expected[ptr] = chance.randrange(1 << 62)
+                nbytes = chance.randrange(1 << 62)
+                made = table.enter(ptr, nbytes)
+                assert made not in expected
+                expected[made] = ptr, nbytes
             else:
-                assert table.pop(ptr, None) == expected.pop(ptr, None)
-            assert (len(table), ptr in table) == (len(expected), ptr in expected)
-        assert sorted(table.items()) == sorted(expected.items())
+                right = place in expected and expected[place][0]
+                assert not table.take(place, right + 1)
+                assert table.take(place, right) == (expected.pop(place, None) is not None)
+                assert not table.take(place, right)
+            assert len(table) == len(expected)
+        assert sorted(table.blocks()) == sorted((ptr, nbytes, place) for place, (ptr, nbytes) in expected.items())
+    place = next(iter(expected), 0)
     table.clear()
-    assert (len(table), table.items(), table.pop(near[0], "none"), near[0] in table) == (0, [], "none", False)
-    table[near[0]] = 1
-    assert table.items() == [(near[0], 1)]
+    assert (len(table), table.blocks(), table.take(place, addresses[0])) == (0, [], False)
+    place = table.enter(addresses[0], 1)
+    assert table.blocks() == [(addresses[0], 1, place)]
+
+
+def test_a_free_place_is_no_block(make):
+    table = make()
+    places = [table.enter(512 * at, 0) for at in range(1, 30)]
+    assert table.take(places[3], 512 * 4)
+    assert not table.take(places[3], 0)
+    assert not table.take(max(places) + 1, 0)
+    assert len(table) == 28
 
 
 @compiled
-@pytest.mark.parametrize("ptr", [0, -1, 1 << 64, "x", None, 1.5], ids=repr)
-def test_what_is_no_address_is_in_no_table(ptr):
+def test_places_are_used_again():
+    """A program that goes on for ever needs as many as it has blocks at a time; and none is kept when all are gone."""
     table = _native.core.LiveBlocks()
-    table[1] = 2
+    for round in range(3):
+        places = {table.enter(4096, 1) for _ in range(1000)}
+        assert places == set(range(1000))
+        for place in places if round else reversed(range(1000)):
+            assert table.take(place, 4096)
+
+
+@compiled
+@pytest.mark.parametrize(
+    "given",
+    [(0, 1), (-1, 1), (1 << 64, 1), ("x", 1), (None, 1), (1.5, 1), (1, -1), (1, 1 << 64), (1, "x"), (1,)],
+    ids=repr,
+)
+def test_what_is_no_address_or_no_number_of_bytes_is_refused(given):
+    table = _native.core.LiveBlocks()
+    place = table.enter(1, 2)
     with pytest.raises((ValueError, TypeError, OverflowError)):
-        table[ptr] = 3
-    assert ptr not in table
-    assert table.pop(ptr, "none") == "none"
-    assert table.items() == [(1, 2)]
+        table.enter(*given)
+    assert table.blocks() == [(1, 2, place)]
 
 
 @compiled
-@pytest.mark.parametrize("nbytes", [-1, 1 << 64, "x", None], ids=repr)
-def test_bytes_are_whole_numbers(nbytes):
+@pytest.mark.parametrize("place", [-1, 1 << 64, "x", None, 1.5], ids=repr)
+def test_what_is_no_place_is_refused(place):
     table = _native.core.LiveBlocks()
+    table.enter(1, 2)
     with pytest.raises((TypeError, OverflowError)):
-        table[1] = nbytes
-    with pytest.raises(ValueError, match="taken out by pop"):
-        del table[1]
-    with pytest.raises(TypeError, match="an address and a default"):
-        table.pop(1)
-    assert len(table) == 0
+        table.take(place, 1)
+    assert not table.take(1 << 32, 1)  # not cut to the place 0
+    assert len(table) == 1
 
 
 def strided():

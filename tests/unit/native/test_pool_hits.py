@@ -41,7 +41,7 @@ def called(backend):
 
 
 def live_blocks():
-    return dict(current_open_device().memory.stacks.heap.live.items())
+    return {ptr: nbytes for ptr, nbytes, _ in current_open_device().memory.stacks.heap.live.blocks()}
 
 
 def compiled_copies():

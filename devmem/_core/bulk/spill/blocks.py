@@ -139,5 +139,5 @@ def _same_block(allocation: Allocation) -> Allocation:
     made = Allocation(
         allocation.queue, allocation.heap, allocation.ptr, allocation.nbytes, allocation.home, allocation.unnamed
     )
-    made.streams = allocation.streams
+    made.place, made.streams = allocation.place, allocation.streams
     return made

@@ -31,7 +31,7 @@ def pinned(values):
 def is_alive(address):
     """Whether the page-locked memory at an address is in use."""
     heaps = dm.current_device().opened().memory.stacks.all_heaps()
-    return any(address in heap.live for heap in heaps)
+    return any(address == ptr for heap in heaps for ptr, _, _ in heap.live.blocks())
 
 
 def address_of(host):

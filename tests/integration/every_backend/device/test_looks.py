@@ -45,7 +45,7 @@ def state(device):
         [id(each) for each in queue.dropped],
         [id(each) for each in queue.pending],
         queue.pending_bytes,
-        [dict(heap.live.items()) for heap in memory.stacks.all_heaps()],
+        [heap.live.blocks() for heap in memory.stacks.all_heaps()],
         {stream.handle: len(waiting) for stream, waiting in device.completions.in_flight.items()},
         list(device.streams._handles),
         list(device.completions.events.events),
