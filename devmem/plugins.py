@@ -11,9 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
-
-import pluggy
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .spi import SPI_VERSION, hookspecs
 from .spi.driver import Backend, Configurable, Driver
@@ -22,6 +20,9 @@ from .spi.files import DirectFiles
 from .spi.kernel import KernelCompiler
 from .spi.memory import ResourceFactory
 from .toolkit.locks import Rank, lock
+
+if TYPE_CHECKING:
+    import pluggy
 
 GROUP = "devmem"
 
@@ -357,26 +358,21 @@ class Registry:
         self.compilers[name] = LoadedCompiler(compiler, origin)
 
 
-class _Manager(pluggy.PluginManager):
-    """Recognises hooks by their names, so that a plugin needs neither a marker nor pluggy."""
-
-    def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
-        options = super().parse_hookimpl_opts(plugin, name)
-        if (
-            options is None
-            and name.startswith(f"{GROUP}_")
-            and name != MANAGER
-            and callable(getattr(plugin, name, None))
-        ):
-            return {}
-        return options
-
-    def parse_hookspec_opts(self, module_or_class: object, name: str) -> Any:
-        return {} if name.startswith(f"{GROUP}_") else None
-
-
 def _manager() -> pluggy.PluginManager:
-    manager = _Manager(GROUP)
+    import pluggy  # which takes longer than most of devmem, and is not needed before a device is
+
+    class Manager(pluggy.PluginManager):
+        """Recognises hooks by their names, so that a plugin needs neither a marker nor pluggy."""
+
+        def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
+            options = super().parse_hookimpl_opts(plugin, name)
+            is_hook = name.startswith(f"{GROUP}_") and name != MANAGER and callable(getattr(plugin, name, None))
+            return {} if options is None and is_hook else options
+
+        def parse_hookspec_opts(self, module_or_class: object, name: str) -> Any:
+            return {} if name.startswith(f"{GROUP}_") else None
+
+    manager = Manager(GROUP)
     manager.add_hookspecs(hookspecs)
     return manager
 
@@ -426,6 +422,8 @@ def _check_name(what: str, name: object, origin: str) -> None:
 def _place(error: BaseException) -> str:
     """The line where a plugin raised an exception, as the end of a phrase; empty if the loader raised it."""
     import traceback  # only where something is wrong
+
+    import pluggy
 
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
     loaders = (__file__, *(folder + os.sep for folder in (*pluggy.__path__, *importlib.__path__)))
