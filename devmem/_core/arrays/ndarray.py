@@ -862,7 +862,9 @@ def _asks_for_view(key: object) -> bool:
 
 
 if core is not None:
-    _scalars = {*(np.dtype(code).type for code in "?bBhHiIlLqQefdFD"), bool, int, float, complex}
-    core.arrays(
-        np.ndarray, np.empty, DeviceNDArray, {each: (np.dtype(each), np.dtype(each).itemsize) for each in _scalars}
-    )
+    _plain = map(
+        np.dtype, "?bBhHiIqQlLefdFD"
+    )  # of two that are equal the last one counts: NumPy's `int64` is `l` on Linux
+    _names = [name for kind in _plain for name in (kind.type, kind, kind.char, kind.name, kind.str, kind.str[1:])]
+    _known = {name: np.dtype(name) for name in (*_names, bool, int, float, complex)}
+    core.arrays(np.ndarray, np.empty, DeviceNDArray, {name: (kind, kind.itemsize) for name, kind in _known.items()})
