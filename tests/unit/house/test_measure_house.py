@@ -131,7 +131,7 @@ CEILINGS = {
     "_core/interop": 15,
     "_core/arrays": 14,
     "_core/smart": 5,
-    "_core/bulk": 31,
+    "_core/bulk": 32,
     "backends/cuda": 9,
     "backends/roc": 12,
     "backends/host": 15,
