@@ -196,7 +196,7 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
             return
         view = device_view(ary)
         source = host_array(ary) if view is None else view
-        check_same("copy_to_device", self.shape, self.dtype, source.shape, source.dtype)
+        check_same("copy_to_device", self._shape, self._dtype, source.shape, source.dtype)
         self.put(source, stream)
 
     def copy(self, stream: StreamLike = 0, **others: Never) -> DeviceNDArray[D]:

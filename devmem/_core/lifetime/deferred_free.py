@@ -72,7 +72,8 @@ class DeferredFreeQueue(QueueState):
             self.completions.poll()
         if len(self.dropped) > FEW:
             self._count_dropped()
-        if len(self.pending) + len(self.dropped) > self.max_count or self.waiting_bytes() > self.max_bytes:
+        count = len(self.pending) + len(self.dropped)
+        if count > self.max_count or (count and self.waiting_bytes() > self.max_bytes):
             self._count_dropped()
             if get_ident() in list(self._hurried.values()) and any(item.may_wait for item in list(self.pending)):
                 return
