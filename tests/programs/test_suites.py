@@ -101,10 +101,10 @@ SUITES = [
     Suite(
         "clifford==1.5.1",
         "3484b312cff0e2d5e14fb99409b8242193c358dfaa6af7bc6ea230c4606e66f3",
-        "Geometric algebra: products of multivectors, and rotors between lines, against itself compiled by `njit`. Eight tests "
-        "of larger searches are not run.",
-        {"test_g3c_CUDA.py": 7},
-        ("-k", "normalise or dorst or test_gp or test_ip or adjoint or rotor_cost or between_lines"),
+        "Geometric algebra: products of multivectors, and rotors between lines, against itself compiled by `njit`. Not run "
+        "are those of larger searches, and one that fails before a launch, as NumPy 2 calls its `__array__` with a dtype.",
+        {"test_g3c_CUDA.py": 6},
+        ("-k", "normalise or test_gp or test_ip or adjoint or rotor_cost or between_lines"),
         folder="clifford/test",
     ),
 ]
