@@ -342,6 +342,9 @@ def programs(session: nox.Session) -> None:
     needed = ["numba-cuda==0.30.4", "scipy==1.17.1", "pandas==3.1.1"]
     needed += ["aquacrop==3.1.0", "xarray==2026.9.0"]  # aquagrid's tests
     needed += ["qiskit==2.6.2", "qiskit-aer==0.18.2", "networkx==3.6.1", "importlib_resources==7.1.0"]  # qokit's
+    needed += ["matplotlib==3.11.2"]  # disimpy's
+    needed += ["h5py==3.16.0", "sparse==0.19.3"]  # clifford's and tvb-library's
+    needed += ["deprecated==1.3.1", "docutils==0.23", "numexpr==2.14.2", "six==1.17.0", "tvb-gdist==2.9.2"]
     session.install("-e", ".[cli,migrate,sim]", *pinned("test"), *needed)
     mode = {"PROGRAMS": "write" if "write" in session.posargs else "check"}
     # As long as a test may take on a slow machine, and more than the configured limit of the process.

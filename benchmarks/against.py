@@ -116,7 +116,10 @@ def main() -> int:
     parser.add_argument("--here", action="store_true", help="time the package that is imported, and print it as JSON")
     options = parser.parse_args()
     if options.here:
-        times = interleaved(verbs(), TURNS, SECONDS, lambda name: None)
+        known = verbs()
+        for verb in known.values():
+            verb()  # what a first call imports and makes is not of the verb
+        times = interleaved(known, TURNS, SECONDS, lambda name: None)
         print(json.dumps({name: min(each) for name, each in times.items()}))
         return 0
     if options.commit is None:

@@ -21,6 +21,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from gpucheck.about import commit
 from seven_kernels import MODULE, WITHOUT_BARRIERS, arguments
 from table import Row, line, markdown
 
@@ -113,6 +114,7 @@ def main() -> int:
     for row in rows:
         print(line(row))
     about: dict[str, object] = {
+        "commit": commit(),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "numba": numba.__version__,

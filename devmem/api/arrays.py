@@ -176,8 +176,8 @@ def device_array(
     >>> d.nbytes
     24
     """
-    if core is not None and (vector := core.vector(shape, dtype, strides, order, stream)) is not None:
-        quick: DeviceNDArray[Any] = vector
+    if core is not None and (made := core.make(shape, dtype, strides, order, stream)) is not None:
+        quick: DeviceNDArray[Any] = made
         return quick
     lengths, kind, steps, nbytes = layout_of(shape, dtype, strides, order)
     packed = None if strides is None and order == "C" else steps

@@ -44,6 +44,12 @@ def devices() -> list[Device]:
     return [device_at(status.name, i) for status in statuses() if status.usable for i in range(status.devices)]
 
 
+def devices_of_current_backend() -> list[Device]:
+    """All devices of the current device's backend; the others are not asked, which may load their drivers."""
+    backend = current_device().backend
+    return [device_at(backend, i) for i in range(device_count(backend))]
+
+
 def is_available(backend: str | None = None) -> bool:
     """Whether a backend can be used here; without a name, whether any is that has an accelerator, and that need not be named.
 

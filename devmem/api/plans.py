@@ -23,8 +23,8 @@ def capture(stream: StreamLike) -> TransferPlan:
 
     Recorded are copies between device arrays and page-locked host arrays, on the device, fills, `Event.record`, `Event.wait` and
     launches of `devmem.kernel`, where the call names the stream. Nothing of it runs in the block. What cannot be recorded raises
-    there: a call that waits, pageable memory, copies that are gathered on the host or go to another device. What other libraries
-    enqueue on the stream is not recorded, but runs.
+    there: a call that waits, copies of pageable memory, also of what a device uses in place, copies that are gathered on the host
+    or go to another device. What other libraries enqueue on the stream is not recorded, but runs.
 
     The plan keeps both sides of its copies alive, and locked. A device array that is made on the stream in the block has memory
     of the plan's own, which no other work is given before the plan is closed.

@@ -64,7 +64,7 @@ def right(name, objects):
     lists = [np.arange(3.0), np.arange(4.0)], [24, 32], [256, 256]
     return {
         "address": [np.arange(3.0)], "upload": [np.arange(5.0), 0, True, None, None], "part": [array, slice(1, 3)],
-        "allocate": [(3,), np.dtype("f8"), None, 24, 0], "vector": [4, float, None, "C", 0], "free": [allocation],
+        "allocate": [(3,), np.dtype("f8"), None, 24, 0], "make": [4, float, None, "C", 0], "free": [allocation],
         "download": [array, None, 0, False], "upload_into": [array, np.arange(16.0), 0], "reshaped": [array, (4, 4)],
         "beside": [array.open_device, allocation, 4096, None, allocation, *lists], "adopt": [array],
         "export": [array, None, (1, 0), None, None], "take_stream": [0, False], "take_event": [True],
@@ -73,7 +73,7 @@ def right(name, objects):
 
 
 NAMES = (
-    "address", "upload", "allocate", "vector", "free", "download", "upload_into", "part", "reshaped", "beside", "adopt",
+    "address", "upload", "allocate", "make", "free", "download", "upload_into", "part", "reshaped", "beside", "adopt",
     "export", "take_stream", "take_event", "record_event", "close_stream", "close_event",
 )  # fmt: skip
 

@@ -50,6 +50,15 @@ def upload_many(w):
     w.kept = dm.to_device_many([w.host[:8], w.host[8:]], w.s)
 
 
+def upload_neighbours(w):
+    w.device[:8].copy_to_device(w.host[:8], stream=w.s)
+    w.device[8:].copy_to_device(w.host[8:], stream=w.s)
+
+
+def upload_beside(w):
+    w.device.reshape(-1)[:20_000].copy_to_device(w.host.reshape(-1)[100:20_100], stream=w.s)
+
+
 def download(w):
     w.device.copy_to_host(w.host, stream=w.s)
 
@@ -68,6 +77,10 @@ def assign(w):
 
 def assign_one(w):
     w.host[7, 2000] = 1
+
+
+def assign_first(w):
+    w.host[1, 0] = 1
 
 
 def assign_rows(w):
@@ -127,6 +140,16 @@ def assign_another(w):
     w.other[...] = 1
 
 
+def assign_both(w):
+    w.host[2, 5] = 1
+    w.host[10, 5] = 1
+
+
+def assign_on_shared_pages(w):
+    w.host.reshape(-1)[:100] = 1
+    w.host.reshape(-1)[20_100:] = 1
+
+
 def assign_between_rows(w):
     w.host[3::4] = 1
 
@@ -159,13 +182,17 @@ RACES = [
     *((copy, assign_one) for copy in (upload_part, upload_many, in_background, download_part, replay)),
     (upload_rows, assign_rows),
     (download_part, read_one),
+    (upload_beside, assign_first),
 ]
+#: Each of two neighbours is accessed while it is copied.
+TWICE = [(upload_neighbours, assign_both), (upload_many, assign_both)]
 IN_ORDER = [
     *((upload, read) for read in READS),
     (replay, total),
     *((upload_part, each) for each in (assign_outside, assign_another, total)),
     *((download_part, each) for each in (assign_outside, assign_another)),
     (upload_rows, assign_between_rows),
+    (upload_beside, assign_on_shared_pages),
     *((copy, assign_when_complete) for copy in (upload, upload_many, download, in_background, replay)),
     *((copy, assign_behind_an_event) for copy in (upload, download)),
     (download, read_when_the_query_says_so),
@@ -191,7 +218,7 @@ def main():
         upload(w)
     w.s.synchronize()
     found = {}
-    for copy, access in (*RACES, *IN_ORDER):
+    for copy, access in (*RACES, *TWICE, *IN_ORDER):
         with hold(w.s) as w.latch:
             copy(w)
             access(w)

@@ -277,7 +277,7 @@ def books() -> dict[str, Any]:
         "heaps": len(context.memory.stacks.heaps),
         "busy streams": len(completions.in_flight),
         "events": len(completions.events.events),
-        "spare events": len(completions.events._spare),
+        "spare events": len(completions.events.passed),
         "dropped": len(queue.dropped),
         "pending": len(queue.pending),
         "leaked": len(leaked),
@@ -349,7 +349,7 @@ def test_what_waits_for_streams_does_not_pile_up(things: Things) -> None:
     things.other.synchronize()
     dm.device_array(1)
     context = dm.current_device().opened()
-    assert len(context.completions.events._spare) <= 64, "no more than a handful of events are kept for reuse"
+    assert len(context.completions.events.passed) <= 64, "no more than a handful of events are kept for reuse"
     settle()
     assert books() == before
 

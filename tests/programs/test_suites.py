@@ -39,6 +39,7 @@ class Suite(NamedTuple):
     files: dict[str, int]
     options: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    folder: str = "tests"
 
     def key(self, name: str) -> str:
         """How the row of a file begins."""
@@ -79,6 +80,33 @@ SUITES = [
             *("pytket.extensions.qiskit", "yfinance"),
         ),
     ),
+    Suite(
+        "disimpy==0.3.0",
+        "e03b7216ebd80cc8c1ed7c0844be08db1bb59da11b273cae96bb64a1c7e9c34d",
+        "Diffusion MRI: its device functions and the kernels that place random walkers, against NumPy. Those that let 100 000 "
+        "walkers go 1 000 steps, and one that names `np.product`, which NumPy no longer has, are not run.",
+        {"test_simulations.py": 15},
+        ("-k", "not diffusion and not random_step and not fill_mesh"),
+        folder="disimpy/tests",
+    ),
+    Suite(
+        "tvb-library==2.10.0",
+        "cd4ad32dcf4c58a8b926bd30baed269272d217d92605e308d7d3f22d900b8641",
+        "Networks of brain regions: its coupling functions, and device functions made of texts. Two tests that fail before they "
+        "launch anything, as the library around them has changed, are not run.",
+        {"_numba_tests.py": 11},
+        ("-k", "not dcfun_horizons and not kuramoto"),
+        folder="tvb/tests/library/simulator",
+    ),
+    Suite(
+        "clifford==1.5.1",
+        "3484b312cff0e2d5e14fb99409b8242193c358dfaa6af7bc6ea230c4606e66f3",
+        "Geometric algebra: products of multivectors, and rotors between lines, against itself compiled by `njit`. Not run "
+        "are those of larger searches, and one that fails before a launch, as NumPy 2 calls its `__array__` with a dtype.",
+        {"test_g3c_CUDA.py": 6},
+        ("-k", "normalise or test_gp or test_ip or adjoint or rotor_cost or between_lines"),
+        folder="clifford/test",
+    ),
 ]
 
 
@@ -103,8 +131,9 @@ tell orders of magnitude.
 
 {about}
 
-The sdists of frbb 1.0.0, minitorch 0.1.0, pyphasefield 3.0.3 and sgkit 0.10.0 hold no tests of their kernels. That of cubie
-0.17.0 has a few of its tests, without their conftest, and needs a build of its own of numba-cuda-mlir.
+The sdists of frbb 1.0.0, gpumap 0.1.1, hepaccelerate 0.2.3, minitorch 0.1.0, pyphasefield 3.0.3 and sgkit 0.10.0 hold no tests
+of their kernels. That of cubie 0.17.0 has a few of its tests, without their conftest, and needs a build of its own of
+numba-cuda-mlir. Those of fbpic 0.27.1 launch its kernels only where CuPy can be used, which needs a GPU.
 
 Those of gamdpy 0.8.3 do not pass. Two mistakes are reported in its kernels: `rdf_calculator_full` reads `ptype[other_global_id]`
 past the end, before it compares the index, and a thread without neighbours reads `my_num_nbs` in `nblist_update`, which it has
@@ -151,7 +180,7 @@ def run(suite: Suite, name: str, folder: Path, out: Path, *over: str, **variable
         "NUMBA_CACHE_DIR": str(out.with_suffix(".cache")),
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]),
     }
-    command, limit = [sys.executable, *over, "-m", "pytest", *options, f"tests/{name}"], patience(1700)
+    command, limit = [sys.executable, *over, "-m", "pytest", *options, f"{suite.folder}/{name}"], patience(1700)
     began = os.times()
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=folder, env=environment | variables, timeout=limit

@@ -196,7 +196,7 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
             return
         view = device_view(ary)
         source = host_array(ary) if view is None else view
-        check_same("copy_to_device", self.shape, self.dtype, source.shape, source.dtype)
+        check_same("copy_to_device", self._shape, self._dtype, source.shape, source.dtype)
         self.put(source, stream)
 
     def copy(self, stream: StreamLike = 0, **others: Never) -> DeviceNDArray[D]:
@@ -862,7 +862,9 @@ def _asks_for_view(key: object) -> bool:
 
 
 if core is not None:
-    _scalars = {*(np.dtype(code).type for code in "?bBhHiIlLqQefdFD"), bool, int, float, complex}
-    core.arrays(
-        np.ndarray, np.empty, DeviceNDArray, {each: (np.dtype(each), np.dtype(each).itemsize) for each in _scalars}
-    )
+    _plain = map(
+        np.dtype, "?bBhHiIqQlLefdFD"
+    )  # of two that are equal the last one counts: NumPy's `int64` is `l` on Linux
+    _names = [name for kind in _plain for name in (kind.type, kind, kind.char, kind.name, kind.str, kind.str[1:])]
+    _known = {name: np.dtype(name) for name in (*_names, bool, int, float, complex)}
+    core.arrays(np.ndarray, np.empty, DeviceNDArray, {name: (kind, kind.itemsize) for name, kind in _known.items()})

@@ -324,8 +324,9 @@ class TransferPlan(Listed):
         if array.open_device is not self.opened:
             _refuse(what, f"is on {array.device}", f"one on {self.stream.device}")
         (array.allocation.check_writable if name == "dst" else array.allocation.check)()
+        now = self.opened.copies.device_side(array, self._recorder)
         array.allocation.before_use(self.stream)
-        return Side(array, side.first, array._ptr, (array.allocation,))
+        return Side(array, side.first, now.address, (array.allocation,))
 
 
 def _let_go(stream: Stream, drop: Callable[[], object]) -> None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ...spi.errors import LayoutError, OutOfMemory, UnsupportedError
 from ...spi.sizes import exact_size
 from ...spi.types import Box, Capability, CopyKind
-from ..base.address import address, extent
+from ..base.address import address, bytes_at, extent
 from ..base.array_view import ArrayView, address_range, along_memory, part_of
 from ..base.device_handle import DeviceHandle
 from ..base.layout import new_host, overlap, span
@@ -131,10 +131,7 @@ class CopyEngine:
         """
         if not src.nbytes:
             return
-        if self.coherent and (shared := self._shared(dst, src, stream)) is not None:
-            self.move(dst, shared, stream, False, waits)
-            if blocking or waits:
-                self.wait_for(stream)  # also where nothing was to be copied
+        if self.coherent and self._copy_shared(H2D, dst, src, stream, blocking or waits, waits):
             return
         device, host = (dst, src) if dst._strides is None else along_memory(dst, src)
         plan = plan_copy(H2D, device, host, self, stream, host_copy=host_copy, waits=waits)
@@ -164,9 +161,7 @@ class CopyEngine:
         """Copy device elements into host elements, and count it; the destination is writable."""
         if not dst.nbytes:
             return
-        if self.coherent and (shared := self._shared(src, dst, stream)) is not None:
-            self.move(shared, src, stream, False)
-            self.wait_for(stream)  # also where nothing was to be copied
+        if self.coherent and self._copy_shared(D2H, src, dst, stream, True):
             return
         if self.coherent:
             self.await_source(src, stream)
@@ -215,8 +210,7 @@ class CopyEngine:
         nbytes = dst.nbytes
         if not nbytes:
             return None
-        if self.coherent and (shared := self._shared(src, dst, stream)) is not None:
-            self.move(shared, src, stream, False, False)
+        if self.coherent and self._copy_shared(D2H, src, dst, stream, False, False):
             return None
         if self.coherent:
             self.await_source(src, stream)
@@ -274,11 +268,27 @@ class CopyEngine:
 
     # -- on the device -------------------------------------------------------------------------------------------------
 
-    def _shared(self, device: ArrayView[Any], host: npt.NDArray[Any], stream: Stream) -> ArrayView[Any] | None:
-        """A host array as a coherent device addresses it, where memory of it is the device array's too; else None."""
-        if not overlap(address_range(device), extent(host)) or stream.is_capturing():
-            return None
-        return ArrayView(address(host), host.shape, host.dtype, host.strides)
+    def _copy_shared(
+        self,
+        kind: CopyKind,
+        device: ArrayView[Any],
+        host: npt.NDArray[Any],
+        stream: Stream,
+        complete: bool,
+        waits: bool = True,
+    ) -> bool:
+        """Copy as between two arrays of a coherent device, where both sides have memory in common; else return False."""
+        recorder = stream.recorder
+        if not overlap(address_range(device), extent(host)) or (recorder is None and stream.is_capturing()):
+            return False
+        shared: ArrayView[Any] = ArrayView(address(host), host.shape, host.dtype, host.strides)
+        if recorder is not None:
+            recorder.kept.append(host)
+        dst, src = (device, shared) if kind is H2D else (shared, device)
+        self.move(dst, src, stream, False, waits)
+        if complete and recorder is None:
+            self.wait_for(stream)  # also where nothing was to be copied
+        return True
 
     def move(
         self, dst: ArrayView[Any], src: ArrayView[Any], stream: Stream, blocking: bool, waits: bool = True
@@ -286,18 +296,18 @@ class CopyEngine:
         """Copy between two arrays of the device, and count it; right also where they overlap."""
         if not dst.nbytes:
             return
-        began = begin()
-        if not overlap(address_range(dst), address_range(src)):
-            if stream.recorder is not None:
-                with stream.recorder.copying(RecordedCopy(D2D, _device_side(dst), _device_side(src))):
-                    self.copy_part(dst, src, stream, blocking, waits)
-                return
-            plan = self.copy_part(dst, src, stream, blocking, waits)
-        elif (dst._ptr, dst.strides) != (src._ptr, src.strides):
-            plan = self._move_overlapping(dst, src, stream, blocking, waits)
-        else:
+        began, recorder = begin(), stream.recorder
+        overlaps = overlap(address_range(dst), address_range(src))
+        if overlaps and (dst._ptr, dst.strides) == (src._ptr, src.strides):
             return  # onto itself
-        self.statistics.count(plan.path, dst.nbytes, began, None, plan.why, src, stream, plan.rows)
+        copy = self._move_overlapping if overlaps else self.copy_part
+        if recorder is None:
+            plan = copy(dst, src, stream, blocking, waits)
+            self.statistics.count(plan.path, dst.nbytes, began, None, plan.why, src, stream, plan.rows)
+            return
+        moved = RecordedCopy(D2D, self.device_side(dst, recorder), self.device_side(src, recorder))
+        with nullcontext() if overlaps else recorder.copying(moved):  # by way of a second array: of two copies
+            copy(dst, src, stream, blocking, waits)
 
     def copy_part(
         self, dst: ArrayView[Any], src: ArrayView[Any], stream: Stream, blocking: bool, waits: bool = True
@@ -368,6 +378,13 @@ class CopyEngine:
         at = address(host)
         return Side(host, at, at, keep)
 
+    def device_side(self, view: ArrayView[Any], recorder: Recorder) -> Side:
+        """The device's side of a copy that is recorded; what it uses of the host's memory in place is as `host_side` wants it."""
+        if self.coherent and self.handle.knows_pointers:  # the driver knows the device's own memory, too
+            low, high = address_range(view)
+            recorder.kept.append(self.host_side(bytes_at(low, high - low)))
+        return Side(view, view._ptr, view._ptr)
+
     def _record(
         self,
         plan: CopyPlan,
@@ -381,8 +398,8 @@ class CopyEngine:
         side = self.host_side(host)
         if plan.route is not DIRECT and plan.route is not ROWS:
             recorder.refuse(f"a copy that goes {plan.path!r} ({plan.why})")
-        sides = (_device_side(device), side) if kind is H2D else (side, _device_side(device))
-        with recorder.copying(RecordedCopy(kind, *sides)):
+        other = self.device_side(device, recorder)
+        with recorder.copying(RecordedCopy(kind, *((other, side) if kind is H2D else (side, other)))):
             self._carry_out(plan, kind, *along_memory(device, host), stream, False)
 
     # -- executing a plan: both sides are in the order of `along_memory` -----------------------------------------------
@@ -543,10 +560,6 @@ def by_host(
         fetch(part, host)
         engine.upload_part(part_of(dst, tile), host, stream, False)
         engine.ring.limit_in_flight(stream)
-
-
-def _device_side(view: ArrayView[Any]) -> Side:
-    return Side(view, view._ptr, view._ptr)
 
 
 def _finish(download: Download) -> None:

@@ -42,6 +42,8 @@ def fill_elements(
         word = int.from_bytes(pattern[:width], sys.byteorder)
         (stream.recorder or engine.handle.driver).fill(dst._ptr, word, width, dst.nbytes // width, stream.handle)
     else:
+        if stream.recorder is not None:
+            engine.device_side(dst, stream.recorder)  # it is copied to
         _by_doubling(engine, dst._ptr, pattern, dst.nbytes, stream)
     if blocking:
         engine.wait_for(stream)

@@ -86,6 +86,11 @@ class LaneAnswers:
             copy = opened.copies.upload if call == UPLOAD else opened.copies.download
             copy(array, host, opened.streams.legacy, True)
 
+    def capturing(self) -> bool:
+        """Whether a graph is captured on a stream of the device, so that nothing may be freed."""
+        with CurrentDevice(self.opened.handle):
+            return self.opened.streams.any_capturing()  # type: ignore[no-any-return]
+
     def told(self, call: int, status: int) -> None:
         """Warn of a failure to free what was dropped."""
         try:
@@ -131,6 +136,7 @@ def lane_of(opened: Any) -> object:
         recover=answers.recover,
         once_more=answers.once_more,
         told=answers.told,
+        capturing=answers.capturing,
         services=opened.streams,
         memory=opened.memory.stacks,
         held=opened.streams.leases._held,

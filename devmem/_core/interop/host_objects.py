@@ -90,10 +90,10 @@ def _says_mask(obj: object, depth: int = MAX_AXES) -> bool:
     class. A field of the name ``mask``, which a recarray may have, is not in the class.
     """
     kind = type(obj)
-    if kind in _PLAIN or issubclass(kind, np.generic):
-        return False
     if issubclass(kind, np.ndarray):
         return hasattr(kind, "mask")
+    if kind in _PLAIN or issubclass(kind, np.generic):
+        return False
     described = foreign_attribute(obj, "__array_interface__")
     if isinstance(described, dict):
         return described.get("mask") is not None
@@ -155,7 +155,7 @@ def _converted(obj: object, dtype: np.dtype[Any] | None) -> npt.NDArray[Any]:
         if not _is_host_tensor(obj):
             raise
     else:
-        if _says_mask(found):
+        if found is not obj and _says_mask(found):
             raise _lost_mask()
         if not found.dtype.hasobject or not _is_host_tensor(obj):
             return np.asarray(found, dtype)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from threading import get_ident
 
@@ -59,8 +59,8 @@ class DeferredFreeQueue(QueueState):
         self.max_count = settings().max_pending_deallocs_count
         self.max_bytes = int(settings().max_pending_deallocs_ratio * handle.info.total_bytes)
         self._lock = completions.events.lock
-        #: Threads inside of a call that waits for no stream.
-        self._hurried: list[int] = []
+        #: Threads inside of a call that waits for no stream, by a key of each call's own.
+        self._hurried: dict[object, int] = {}
 
     # -- safe points ---------------------------------------------------------------------------------------------------
 
@@ -72,21 +72,22 @@ class DeferredFreeQueue(QueueState):
             self.completions.poll()
         if len(self.dropped) > FEW:
             self._count_dropped()
-        if len(self.pending) + len(self.dropped) > self.max_count or self.waiting_bytes() > self.max_bytes:
+        count = len(self.pending) + len(self.dropped)
+        if count > self.max_count or (count and self.waiting_bytes() > self.max_bytes):
             self._count_dropped()
-            if get_ident() in self._hurried and any(item.may_wait for item in list(self.pending)):
+            if get_ident() in list(self._hurried.values()) and any(item.may_wait for item in list(self.pending)):
                 return
             self.drain()
 
     @contextmanager
     def without_waiting(self) -> Iterator[None]:
         """No safe point of this thread waits for a stream in the block; what would wait stays pending."""
-        me = get_ident()
-        self._hurried.append(me)
+        key = object()
         try:
+            self._hurried[key] = get_ident()
             yield
         finally:
-            self._hurried.remove(me)
+            self._hurried.pop(key, None)
 
     def drain(self) -> bool:
         """Free all that is pending, unless cleanup is deferred or a graph is captured. The device must be entered.
@@ -145,14 +146,18 @@ class DeferredFreeQueue(QueueState):
     def release_foreign(self) -> None:
         """Let go of foreign memory behind the streams of its consumers."""
         while self.foreign_releases and not self.streams.any_capturing():
+            told = None
             try:
-                self.foreign_releases.popleft().release()
+                each = self.foreign_releases[0]  # an interrupt leaves it there, and its owner alive
+                each.release()
             except IndexError:  # another thread took it
                 return
             except DevmemError as error:  # the stream was waited for instead, or the owner is kept for good
-                warnings.warn(
-                    f"while letting go of memory on {self.handle.device}: {error}", DevmemWarning, stacklevel=4
-                )
+                told = f"while letting go of memory on {self.handle.device}: {error}"
+            with suppress(ValueError):  # another thread has let go of it, too
+                self.foreign_releases.remove(each)
+            if told:
+                warnings.warn(told, DevmemWarning, stacklevel=4)
 
     def waiting_bytes(self) -> int:
         """Bytes that were dropped and are not freed yet. Nothing is moved: an allocation looks at `dropped` itself."""

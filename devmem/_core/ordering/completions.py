@@ -55,11 +55,12 @@ class EventPool:
         self.leases = HandleLeases()
         #: Every event that exists, so that the close of the device can destroy them.
         self.events: dict[int, OwnedHandle] = {}
-        self._spare: list[int] = []
+        #: Events that have passed, for the next `record`.
+        self.passed: list[int] = []
         #: Those that users had, with timing and without.
         self.spare = SpareHandles(self.leases, SPARE_EVENTS)
-        # Python finalizes an object once: a spare one is a mere number, from which `_take` makes another.
-        finalizer = property(partial(partial, self._spare.append))
+        # Python finalizes an object once: a spare one is a mere number, from which `record` makes another.
+        finalizer = property(partial(partial, self.passed.append))
         self._recorded: Callable[[int], int] = type("Recorded", (int,), {"__slots__": (), "__del__": finalizer})
 
     @classmethod
@@ -70,7 +71,12 @@ class EventPool:
 
     def record(self, stream: int) -> int:
         """An event behind all work that is on the stream now; the device is entered."""
-        event = self._take()
+        if len(self.passed) > SPARE_EVENTS:
+            self.drop_spare(SPARE_EVENTS)
+        try:
+            event = self._recorded(self.passed.pop())
+        except IndexError:
+            event = self._recorded(self.create(False).handle)
         self.owner.driver.event_record(event, stream)
         return event
 
@@ -94,9 +100,9 @@ class EventPool:
     def drop_spare(self, keep: int = 0) -> None:
         """Destroy the events that are kept for the next use, but for so many."""
         with FirstError() as first:
-            while len(self._spare) > keep:
+            while len(self.passed) > keep:
                 try:
-                    event = self.events.get(self._spare.pop())
+                    event = self.events.get(self.passed.pop())
                 except IndexError:  # another thread took it
                     break
                 if event is not None:  # else its device was closed
@@ -108,16 +114,8 @@ class EventPool:
     def forget(self) -> None:
         """Forget every event without calling the driver: the device was closed."""
         self.events.clear()
-        self._spare.clear()
+        self.passed.clear()
         self.spare.forget()
-
-    def _take(self) -> int:
-        if len(self._spare) > SPARE_EVENTS:
-            self.drop_spare(SPARE_EVENTS)
-        try:
-            return self._recorded(self._spare.pop())
-        except IndexError:
-            return self._recorded(self.create(False).handle)
 
 
 class CompletionQueue(Generic[K, T]):
@@ -152,38 +150,33 @@ class CompletionQueue(Generic[K, T]):
 
         A query that fails loses no payload: the next call returns what this one has found.
         """
-        passed = [key for key, queue in list(self.waiting.items()) if self._take_completed(queue)]
+        query, passed = self.events.owner.driver.event_query, []
+        for key, queue in list(self.waiting.items()):
+            while queue:
+                try:
+                    event, payload = first = queue[0]  # which keeps the event from being recorded anew
+                except IndexError:  # another thread has taken the last one
+                    break
+                into: list[Any] = self._completed
+                try:
+                    if not query(event):  # nor have those behind it: events of one stream complete in order
+                        break
+                except UnsupportedError:  # it was recorded into a captured graph
+                    into = leaked
+                with self.lock:
+                    if queue and queue[0] is first:  # else another call has taken it; none comes before the next line
+                        queue.popleft()
+                        into.append(payload)
+            if not queue:
+                passed.append(key)
         with self.lock:
             if self._adding:
                 return []
             found, self._completed = self._completed, []
             for key in passed:  # last: as long as something is to be let go of, the queue has something waiting
-                if (
-                    key in self.waiting and not self.waiting[key]
-                ):  # a signal's handler adds nothing before the next line
+                if not self.waiting.get(key, True):  # a signal's handler adds nothing before the next line
                     self.waiting.pop(key)
         return found
-
-    def _take_completed(self, queue: deque[tuple[int, T]]) -> bool:
-        """Take out what has completed on one stream; whether that is all."""
-        query = self.events.owner.driver.event_query
-        while queue:
-            try:
-                event, payload = first = queue[0]  # which keeps the event from being recorded anew
-            except IndexError:  # another thread has taken the last one
-                break
-            into: list[Any] = self._completed
-            try:
-                # Events of one stream complete in order: the first that has not ends the search on that stream.
-                if not query(event):
-                    return False
-            except UnsupportedError:  # it was recorded into a captured graph
-                into = leaked
-            with self.lock:
-                if queue and queue[0] is first:  # else another call has taken it; none comes before the next line
-                    queue.popleft()
-                    into.append(payload)
-        return True
 
     def forget(self) -> None:
         """Let go of every payload."""
@@ -271,7 +264,8 @@ class CompletionTracker:
         """Let go of what completed copies kept."""
         if self.in_flight:
             self._queue.completed()  # dies here, outside the lock
-            self.events.drop_spare(SPARE_EVENTS)
+            if len(self.events.passed) > SPARE_EVENTS:
+                self.events.drop_spare(SPARE_EVENTS)
 
     def wait_complete(self, streams: Iterable[Stream] | None = None) -> None:
         """Wait until the copies in flight on these streams, or on all, have completed."""

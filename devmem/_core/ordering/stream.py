@@ -239,7 +239,6 @@ class Stream(StreamState, EventStream, _Advice):
         >>> d = dm.to_device(np.arange(3), stream)
         >>> stream.synchronize()
         """
-        self.check_not_recorded("to wait for a stream")
         with CurrentDevice(self.device_handle) as driver:
             self.check_waitable()
             driver.stream_synchronize(self.handle if self.plain else self._handle_here())
@@ -259,7 +258,6 @@ class Stream(StreamState, EventStream, _Advice):
         >>> stream.query()
         True
         """
-        self.check_not_recorded("to ask a stream")
         with CurrentDevice(self.device_handle) as driver:
             self.check_waitable()
             return bool(driver.stream_query(self._handle_here()))
@@ -422,7 +420,9 @@ class Stream(StreamState, EventStream, _Advice):
 
         Called by whatever waits for what it enqueues, before it enqueues anything. The device is entered.
         """
-        if self.is_capturing():
+        if self.recorder is not None:
+            self.recorder.refuse("a call that waits for its stream, or asks for it,")
+        if not self.simple and self.device_handle.capturing(self.handle):
             raise UnsupportedError(
                 f"{self!r} is capturing a graph, which a call that waits or asks for it would end: name the stream in the call, "
                 f"give it arrays that need no gathering on the host, or call it outside of the capture"

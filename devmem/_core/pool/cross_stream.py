@@ -6,8 +6,8 @@ Where no event can be had, because the driver refuses or the stream captures a g
 completed.
 
 The handle of a stream is named only while it is valid: in the call that passes it, or until `forget`. `forget` waits while
-another thread records events, so a handle is never used after its stream was destroyed. No lock of the free lists is held
-meanwhile.
+another thread records events, and refuses a handler that came into that, so a handle is never used after its stream was
+destroyed. No lock of the free lists is held meanwhile.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class CrossStreamReuse:
         self._recording = OuterLock(
             "streams of a pool", Rank.DRIVER, "a pool, of which another thread asks the streams,"
         )
+        #: Whether streams are named that the lists know, by the thread that has that lock.
+        self._naming = False
 
     def reclaim_completed(self) -> None:
         """Make blocks idle whose events have completed. Of a closed device there are none: its blocks wait for the device."""
@@ -67,12 +69,16 @@ class CrossStreamReuse:
         made: list[PendingBlocks] | None = None
         with suppress(CannotWait), self._recording:  # a handler that would have to wait reclaims nothing more
             made = lists.ask(self._worth_asking, stream, size)
+            naming, self._naming = self._naming, True
             try:
                 for pending in made or ():
                     found = pending.cache
-                    if found is not None:  # else another thread has waited for the device
+                    if (
+                        found is not None
+                    ):  # else another thread has waited for the device, or a handler has ended the stream
                         self.record_if_possible(pending, found, self._handle(found))
             finally:
+                self._naming = naming
                 if made:
                     lists.change(lists.undo_pending, made)
         if made:
@@ -116,12 +122,15 @@ class CrossStreamReuse:
         Raises
         ------
         CannotWait
-            Another thread may be naming it, and this is a handler: the stream has to stay for now.
+            This is a handler, and another thread may be naming it, or the interrupted call: the stream has to stay for now.
         """
         with self._recording:
             with self.lists.lock:
-                if self.lists.changing and (cache := self.lists.by_stream.get(stream)) is not None:
-                    cache.handle_valid = False  # it is destroyed before the lists are changed
+                if self._naming or self.lists.changing:
+                    raise CannotWait(
+                        f"a pool cannot forget the stream {stream:#x} inside a call that uses it: in a signal's handler or a "
+                        f"finalizer, forget and destroy it behind the interrupted call"
+                    )
                 pending = self.lists.change(self.lists.forget_stream, stream)
             if pending is not None:
                 self.record_if_possible(pending, stream, stream)
@@ -159,19 +168,16 @@ class CrossStreamReuse:
             with self._recording:  # so that no handle is forgotten meanwhile
                 with self.lists.lock:
                     caches = list(self.lists.by_stream.values())
-                # The legacy stream first: it cannot be asked where some other is capturing, and that is the answer.
-                return self.capturing(LEGACY_STREAM) or any(map(self._is_capturing, caches))
+                naming, self._naming = self._naming, True
+                try:
+                    # The legacy stream first: it cannot be asked where some other is capturing, and that is the answer.
+                    return self.capturing(LEGACY_STREAM) or any(
+                        self.capturing(each.stream) for each in caches if each.handle_valid
+                    )
+                finally:
+                    self._naming = naming
         except CannotWait:  # nor for the device
             return True
-
-    def _is_capturing(self, cache: StreamCache) -> bool:
-        """Return whether a stream captures a graph; False if a signal's handler has destroyed it."""
-        try:
-            return cache.handle_valid and self.capturing(cache.stream)
-        except BackendError:
-            if cache.handle_valid and self.lists.by_stream.get(cache.stream) is cache:
-                raise
-            return False
 
     def _handle(self, cache: StreamCache) -> int:
         if cache.thread is None or cache is getattr(self.lists.thread, "cache", None):

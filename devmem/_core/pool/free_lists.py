@@ -6,8 +6,8 @@ can go back to the upstream.
 
 `FreeLists.change` changes them, under the lock, which is never held across a call of the driver or the upstream. A finalizer or a
 signal's handler may run in the middle, and come back to the pool on the same thread. It finds `changing` true: what it gives back
-waits until the change ends, and what it asks for comes from the upstream. Lists of a `StreamCache` are used without the lock:
-each step on them is atomic.
+waits until the change ends, what it asks for comes from the upstream, and a stream that it would end has to stay for now. Lists
+of a `StreamCache` are used without the lock: each step on them is atomic.
 
 An exception may come into a change: then the lists are `broken`, and the next change begins with making them anew from what is
 known for certain, which are the chunks and the free blocks by address. Each step takes a block out of one place before it puts
@@ -120,13 +120,17 @@ class FreeLists:
             if self.broken:
                 self._renew()
             self.broken = True
+            self._make_later()  # what an interrupted change has left; a stream is forgotten after what came back on it
             made = step(*arguments, **named)
-            while self._later:
-                self._later.popleft()()
+            self._make_later()
             self.broken = False
             return made
         finally:
             self.changing = False
+
+    def _make_later(self) -> None:
+        while self._later:
+            self._later.popleft()()
 
     def _renew(self) -> None:
         """Make all that follows from the chunks and the free blocks' addresses anew."""

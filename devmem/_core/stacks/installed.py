@@ -208,7 +208,7 @@ class InstalledStacks:
         A resource that is dropped here may be bound again; what streams it knew is forgotten.
         """
         if self.handle.dead is None:
-            with CurrentDevice(self.handle):
+            with suppress(CannotWait), CurrentDevice(self.handle):  # a handler came into a call that uses one
                 # Resources, which may be the program's own code, are asked without the lock.
                 idle = [heap for heap in self._unused() if not heap.cached_bytes]
                 if idle:

@@ -395,7 +395,6 @@ static PyObject *adopt(PyObject *Py_UNUSED(module), PyObject *object) {
     PyObject *found = NULL;
     if (!lane)
         return PyErr_Occurred() ? NULL : none();
-    Py_INCREF((PyObject *)lane);
     int go = on_legacy(NULL);
     if (go > 0 && (PyObject *)Py_TYPE(object) == device_array_class) {
         struct allocation_state *block = block_of(object);
@@ -453,7 +452,6 @@ static int to_object(struct versioned *tensor, void **made) {
     struct lane *lane = on_legacy(NULL) > 0 ? current_lane() : NULL;
     *made = NULL;
     if (lane) {
-        Py_INCREF((PyObject *)lane);
         *made = array_of(lane, tensor);
         Py_DECREF((PyObject *)lane);
     }

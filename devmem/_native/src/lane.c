@@ -136,7 +136,7 @@ struct lane *current_lane(void) {
         Py_TYPE(last_lane) != lane_type)
         return NULL;
     struct lane *lane = (struct lane *)last_lane;
-    return is_open(lane) ? lane : NULL;
+    return is_open(lane) ? (struct lane *)Py_NewRef((PyObject *)lane) : NULL;
 }
 
 int on_legacy(PyObject *stream) {
@@ -256,9 +256,14 @@ static int take_dropped(struct lane *lane, Py_ssize_t count, struct frees *frees
     struct handle_state *handle = (struct handle_state *)lane->handle;
     if (count > MOST_FREES)
         return 0;
-    Py_ssize_t streams = lane->deferral->depth ? 1 : PyObject_Size(lane->own_streams);
-    if (streams) /* deferred; or a stream may be capturing a graph */
-        return streams < 0 ? -1 : 0;
+    if (lane->deferral->depth)
+        return 0;
+    if (lane->simple != Py_True && PyDict_Size(lane->own_streams)) { /* one may be capturing a graph; Python runs here */
+        PyObject *capturing = PyObject_CallNoArgs(lane->capturing);
+        Py_XDECREF(capturing);
+        if (capturing != Py_False)
+            return capturing ? 0 : -1;
+    }
     if (!is_open(lane))
         return 0;
     PyObject *free_ones = NULL; /* of the pool's, of a size */
@@ -373,7 +378,7 @@ void refuse(struct lane *lane, enum table_call call, int status) {
     X(blocks) X(completing) X(own_streams) X(held) X(spare_streams) X(spare_events) X(stream_handles) X(event_handles)
 #define GIVEN(X)                                                                                                                  \
     TABLES(X) X(opened) X(handle) X(driver) X(keep) X(refused) X(queue) X(locks) X(legacy) X(deferral) X(owned) X(plain)         \
-    X(recover) X(once_more) X(told) X(services) X(memory) X(given_up) X(simple)
+    X(recover) X(once_more) X(told) X(capturing) X(services) X(memory) X(given_up) X(simple)
 #define EACH(X) GIVEN(X) X(heap) X(live) X(lent) X(ready) X(home)
 COLLECTED(lane, struct lane, EACH)
 

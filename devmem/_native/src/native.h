@@ -170,6 +170,7 @@ struct lane {
     PyObject *recover;                  /* answers a failing allocation */
     PyObject *once_more;                /* answers a failing copy */
     PyObject *told;                     /* warns of a failure to free dropped memory */
+    PyObject *capturing;                /* whether a graph is captured on a stream of the device */
     PyObject *heap, *lent;              /* the last heap that was found plain, and what was lent of it */
     struct blocks *live;                /* its blocks */
     PyObject *blocks;                   /* addresses that the driver's own methods gave */
@@ -201,7 +202,7 @@ int in_device(struct lane *lane, vendor_work *work, void *of, enum table_call *c
 
 /* The lane of a device handle, where the core may take it, or NULL: borrowed. */
 struct lane *lane_of_handle(PyObject *handle);
-/* The lane of the current device, where the core may take it: borrowed. NULL with or without an exception. */
+/* The lane of the current device, where the core may take it: a new reference. NULL with or without an exception. */
 struct lane *current_lane(void);
 /* Whether a lane may be taken now; no Python runs. */
 bool is_open(const struct lane *lane);

@@ -170,7 +170,6 @@ static PyObject *take_stream(PyObject *Py_UNUSED(module), PyObject *const *argum
     struct lane *lane = current_lane();
     if (!lane)
         return PyErr_Occurred() ? NULL : none();
-    Py_INCREF((PyObject *)lane);
     PyObject *key = PyTuple_Pack(2, arguments[0], arguments[1]);
     struct owner_state *made =
         key ? new_owner(lane, stream_class, handle_of_stream, lane->spare_streams, key, lane->stream_handles, lane->own_streams) : NULL;
@@ -192,7 +191,6 @@ static PyObject *take_event(PyObject *Py_UNUSED(module), PyObject *timing) {
     struct lane *lane = current_lane();
     if (!lane)
         return PyErr_Occurred() ? NULL : none();
-    Py_INCREF((PyObject *)lane);
     struct owner_state *made =
         new_owner(lane, event_class, handle_of_event, lane->spare_events, timing, lane->event_handles, NULL);
     if (made)
@@ -213,6 +211,12 @@ static struct lane *lane_of_owner(PyObject *object, PyTypeObject *class, PyObjec
     Py_INCREF(*record);
     Py_INCREF((PyObject *)lane);
     return lane;
+}
+
+static void let_go(struct lane *lane, PyObject *record, PyObject *number) {
+    Py_DECREF(number);
+    Py_DECREF(record);
+    Py_DECREF((PyObject *)lane);
 }
 
 /* The spare streams, where a stream's work can be waited for, and its record kept among them: borrowed. */
@@ -245,9 +249,7 @@ static PyObject *close_stream(PyObject *Py_UNUSED(module), PyObject *stream) {
         result = keep((struct owner_state *)stream, (struct record_state *)record, closed_stream, kept, lane->own_streams);
         Py_DECREF(kept);
     }
-    Py_DECREF(number);
-    Py_DECREF(record);
-    Py_DECREF((PyObject *)lane);
+    let_go(lane, record, number);
     return result || PyErr_Occurred() ? result : none();
 }
 
@@ -266,9 +268,7 @@ static PyObject *close_event(PyObject *Py_UNUSED(module), PyObject *event) {
         result = keep((struct owner_state *)event, (struct record_state *)record, closed_event, kept, NULL);
         Py_DECREF(kept);
     }
-    Py_DECREF(number);
-    Py_DECREF(record);
-    Py_DECREF((PyObject *)lane);
+    let_go(lane, record, number);
     return result || PyErr_Occurred() ? result : none();
 }
 
@@ -281,9 +281,7 @@ static int target(struct lane *lane, PyObject *stream, uint64_t *found) {
     struct lane *its = lane_of_owner(stream, handle_of_stream, &record, &number, found);
     if (!its)
         return 0;
-    Py_DECREF(number);
-    Py_DECREF(record);
-    Py_DECREF((PyObject *)its);
+    let_go(its, record, number);
     return its == lane && ((struct owner_state *)stream)->recorder == Py_None;
 }
 
@@ -306,9 +304,7 @@ static PyObject *record_event(PyObject *Py_UNUSED(module), PyObject *const *argu
         go = -1;
     else if (go > 0)
         ((struct owner_state *)arguments[0])->recorded = 1;
-    Py_DECREF(number);
-    Py_DECREF(kept);
-    Py_DECREF((PyObject *)lane);
+    let_go(lane, kept, number);
     return go < 0 ? NULL : go ? PyBool_FromLong(1) : none();
 }
 
@@ -350,7 +346,5 @@ int add_streams(PyObject *module) {
         {&name_append, "append"}, {&name_appendleft, "appendleft"}, {&name_class, "__class__"}, {&name_popleft, "popleft"},
         {&name_stream_tables, "stream_tables"}, {NULL, NULL},
     };
-    if (intern(names) < 0)
-        return -1;
-    return PyModule_AddFunctions(module, functions);
+    return intern(names) < 0 ? -1 : PyModule_AddFunctions(module, functions);
 }

@@ -220,7 +220,6 @@ static PyObject *new_array(PyObject *shape, PyObject *dtype, PyObject *strides, 
     struct lane *lane = current_lane();
     if (!lane)
         return PyErr_Occurred() ? NULL : none();
-    Py_INCREF((PyObject *)lane);
     PyObject *result = NULL;
     struct frees frees;
     int go = on_legacy(stream);
@@ -245,20 +244,30 @@ static PyObject *allocate(PyObject *Py_UNUSED(module), PyObject *const *argument
     return new_array(arguments[0], arguments[1], arguments[2], nbytes, arguments[4]);
 }
 
-/* vector(length, class of a scalar, strides, order, stream): a new array with one axis, or None. */
-static PyObject *vector(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
-    if (given != 5 || !PyLong_CheckExact(arguments[0]) || !PyType_Check(arguments[1]) || arguments[2] != Py_None ||
-        !PyUnicode_CheckExact(arguments[3]) || PyUnicode_CompareWithASCIIString(arguments[3], "C") || !scalars)
+/* make(shape, dtype, strides, order, stream): a new array, or None. The shape is an int or a tuple of ints, the dtype one that is known. */
+static PyObject *make(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+    if (given != 5 || arguments[2] != Py_None || !PyUnicode_CheckExact(arguments[3]) ||
+        PyUnicode_CompareWithASCIIString(arguments[3], "C") || !scalars)
         return none();
+    /* A class, a text, or a dtype that is that very one: equal ones may differ in what NumPy does not compare. */
     PyObject *known = PyDict_GetItemWithError(scalars, arguments[1]); /* (dtype, bytes of an element) */
-    Py_ssize_t length = known ? PyLong_AsSsize_t(arguments[0]) : 0, nbytes;
-    if (length <= 0 || __builtin_mul_overflow(length, PyLong_AsSsize_t(PyTuple_GetItem(known, 1)), &nbytes)) {
-        PyErr_Clear(); /* Python says what is wrong */
-        return none();
+    PyObject *dtype = known ? PyTuple_GetItem(known, 0) : NULL;
+    bool plain = dtype && (dtype == arguments[1] || PyType_Check(arguments[1]) || PyUnicode_CheckExact(arguments[1]));
+    bool many = PyTuple_CheckExact(arguments[0]);
+    Py_ssize_t lengths[MOST_AXES], axes = many ? PyTuple_Size(arguments[0]) : 1;
+    Py_ssize_t nbytes = plain && axes <= MOST_AXES ? PyLong_AsSsize_t(PyTuple_GetItem(known, 1)) : 0;
+    for (Py_ssize_t axis = 0; axis < axes && nbytes > 0; axis++) {
+        PyObject *length = many ? PyTuple_GetItem(arguments[0], axis) : arguments[0];
+        lengths[axis] = PyLong_CheckExact(length) ? PyLong_AsSsize_t(length) : -1;
+        if (lengths[axis] <= 0 || __builtin_mul_overflow(nbytes, lengths[axis], &nbytes))
+            nbytes = 0;
     }
-    const Py_buffer described = {.ndim = 1, .shape = &length};
+    PyErr_Clear(); /* Python says what is wrong */
+    if (nbytes <= 0)
+        return none();
+    const Py_buffer described = {.ndim = (int)axes, .shape = lengths};
     PyObject *shape = shape_of(&described);
-    PyObject *made = shape ? new_array(shape, PyTuple_GetItem(known, 0), Py_None, nbytes, arguments[4]) : NULL;
+    PyObject *made = shape ? new_array(shape, dtype, Py_None, nbytes, arguments[4]) : NULL;
     Py_XDECREF(shape);
     return made;
 }
@@ -363,7 +372,6 @@ static PyObject *upload(PyObject *module, PyObject *const *arguments, Py_ssize_t
     struct lane *lane = current_lane();
     if (!lane)
         return PyErr_Occurred() ? NULL : none();
-    Py_INCREF((PyObject *)lane);
     struct array_state *array = NULL;
     struct frees frees;
     Py_buffer view;
@@ -424,13 +432,13 @@ static PyObject *free_block(PyObject *Py_UNUSED(module), PyObject *object) {
     struct allocation_state *block = (struct allocation_state *)object;
     struct lane *lane = lane_of_handle(block->device_handle);
     PyObject *pooled = lane && lane->ready ? pool_blocks(lane, (size_t)block->nbytes) : NULL;
-    if (!lane || !is_simple(lane, block) || (lane->ready && !pooled))
+    if (!lane || lane->deferral->depth || !is_simple(lane, block) || (lane->ready && !pooled))
         return none();
     Py_INCREF((PyObject *)lane);
-    int go = !lane->deferral->depth, status = 0;
+    int status = 0;
     enum table_call call;
     PyObject *live = Py_NewRef((PyObject *)lane->live);
-    struct given_back back = {.address = go > 0 ? strike_out(lane, block) : 0};
+    struct given_back back = {.address = strike_out(lane, block)};
     if (back.address && lane->ready)
         back.entered = to_pool(pooled, back.address);
     else if (back.address)
@@ -438,16 +446,13 @@ static PyObject *free_block(PyObject *Py_UNUSED(module), PyObject *object) {
     if (back.address && !back.entered)
         enter_again(lane, block, back.address, (struct blocks *)live);
     Py_DECREF(live);
-    if (status) {
-        if (!PyErr_Occurred())
-            refuse(lane, call, status);
-        go = -1;
-    }
+    if (status && !PyErr_Occurred())
+        refuse(lane, call, status);
     Py_DECREF((PyObject *)lane);
-    return go < 0 ? NULL : go ? PyBool_FromLong(1) : none();
+    return status ? NULL : PyBool_FromLong(1);
 }
 
-/* arrays(class of ndarrays, numpy.empty, class of device arrays, {class of a scalar: (dtype, its bytes)}) */
+/* arrays(class of ndarrays, numpy.empty, class of device arrays, {class of a scalar, text or dtype: (dtype, its bytes)}) */
 static PyObject *arrays(PyObject *Py_UNUSED(module), PyObject *arguments) {
     PyObject *class, *make, *device, *known;
     if (!PyArg_ParseTuple(arguments, "OOOO!:arrays", &class, &make, &device, &PyDict_Type, &known))
@@ -466,7 +471,7 @@ static PyObject *arrays(PyObject *Py_UNUSED(module), PyObject *arguments) {
 static PyMethodDef functions[] = {
     {"upload", FAST(upload), "A device array with the elements of an ndarray."},
     {"allocate", FAST(allocate), "A new device array."},
-    {"vector", FAST(vector), "A new device array with one axis."},
+    {"make", FAST(make), "A new device array of a usual layout."},
     {"download", FAST(download), "Copy a device array to the host."},
     {"upload_into", FAST(upload_into), "Copy an ndarray into a device array."},
     {"beside", beside, METH_VARARGS, "Device arrays like some ndarrays, one behind the other."},

@@ -24,6 +24,8 @@
 #define MOST_NOTES 10000u    /* no more are kept: the program may never read them */
 
 static _Atomic uint32_t *readers, *writers; /* copies that are not complete, for each page of the page-locked heap */
+static _Atomic uint32_t *last;              /* for each page, the number of the side of a copy that was queued there last */
+static uint32_t sides;
 static atomic_int notes = -1, stack_signal;
 static atomic_uint noted;
 static atomic_flag noting = ATOMIC_FLAG_INIT;
@@ -45,6 +47,11 @@ static int protection_of(size_t page)
     return writers[page] ? PROT_NONE : readers[page] ? PROT_READ : PROT_READ | PROT_WRITE;
 }
 
+static bool alike(size_t page, size_t other)
+{
+    return protection_of(page) == protection_of(other) && last[page] == last[other];
+}
+
 static void protect(size_t first, size_t past)
 {
     for (size_t from = first, to; from < past; from = to) {
@@ -59,7 +66,10 @@ static void count_run(const char *at, size_t bytes, bool writes, int step)
 {
     if (at < pinned_heap.access || at >= pinned_heap.access + pinned_heap.bytes) return;
     size_t offset = (size_t)(at - pinned_heap.access), first = (offset + PAGE - 1) / PAGE, past = (offset + bytes) / PAGE;
-    for (size_t page = first; page < past; page++) (writes ? writers : readers)[page] += (uint32_t)step;
+    for (size_t page = first; page < past; page++) {
+        (writes ? writers : readers)[page] += (uint32_t)step;
+        if (step > 0) last[page] = sides;
+    }
     if (first < past) protect(first, past);
 }
 
@@ -78,7 +88,9 @@ static void count(const struct op *op, int step)
 {
     for (size_t index = 0; index < op->copy.count; index++) {
         const struct transfer *transfer = &op->copy.transfers[index];
+        sides++;
         count_rows(&transfer->to, transfer, true, step);
+        sides++;
         count_rows(&transfer->from, transfer, false, step);
     }
 }
@@ -120,9 +132,9 @@ static void on_fault(int number, siginfo_t *info, void *context)
     size_t first = (at - pinned_heap.base) / PAGE, past = first + 1, pages = pinned_heap.bytes / PAGE;
     int protection = protection_of(first);
     if (protection != (PROT_READ | PROT_WRITE)) note(at, protection == PROT_READ);
-    /* All around that is protected alike, so that one access to an array is one note. */
-    while (protection != (PROT_READ | PROT_WRITE) && first && protection_of(first - 1) == protection) first--;
-    while (protection != (PROT_READ | PROT_WRITE) && past < pages && protection_of(past) == protection) past++;
+    /* All around that the same copy touches, so that one access to an array is one note, and one to its neighbour another. */
+    while (protection != (PROT_READ | PROT_WRITE) && first && alike(first - 1, first)) first--;
+    while (protection != (PROT_READ | PROT_WRITE) && past < pages && alike(past, past - 1)) past++;
     if (mprotect(program_page(first), (past - first) * PAGE, PROT_READ | PROT_WRITE) != 0)
         mprotect(program_page(0), pinned_heap.bytes, PROT_READ | PROT_WRITE);
     errno = error;
@@ -183,7 +195,8 @@ EXPORT int devmem_emulator_watch(int file, int signal_of_stack)
     if (possible && !readers) {
         readers = calloc(pinned_heap.bytes / PAGE, sizeof *readers);
         writers = calloc(pinned_heap.bytes / PAGE, sizeof *writers);
-        if (!readers || !writers) abort();
+        last = calloc(pinned_heap.bytes / PAGE, sizeof *last);
+        if (!readers || !writers || !last) abort();
     }
     if (possible) {
         atomic_store(&stack_signal, signal_of_stack);

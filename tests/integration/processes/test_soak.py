@@ -31,6 +31,14 @@ def test_a_soak_of_a_few_seconds():
     assert " 0 failures, seed 1" in done.stdout
 
 
+@pytest.mark.exhaustive
+def test_signals_of_a_few_seconds(tmp_path):
+    report = tmp_path / "signals.md"
+    done = run("signals.py", 500, "--backend", "host", "--seed", 1, "--report", report)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| upload and download |" in report.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(("step", "flat"), [(0, True), (1 << 20, False)])
 def test_what_grows_is_not_flat(soak, step, flat):
     found = soak.Run("host", 1, seconds=100.0)

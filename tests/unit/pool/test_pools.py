@@ -17,6 +17,7 @@ import pytest
 from waits import patience, together
 
 import devmem as dm
+from devmem._core.base.interrupts import CannotWait
 from devmem._core.pool.size_bins import SizeBins
 from devmem._core.telemetry.allocation_log import read
 from devmem.errors import ConfigError, OutOfMemory, UnsupportedError
@@ -475,7 +476,8 @@ def test_a_finalizer_in_the_middle_of_the_books(monkeypatch: pytest.MonkeyPatch)
             inside[0] = pool.allocate(5000, 7)
             pool.deallocate(kept.pop(), 3000, 7)
             pool.deallocate(pool.allocate(3 * MIB, 8), 3 * MIB, 8)
-            pool.forget_stream(8)
+            with pytest.raises(CannotWait):
+                pool.forget_stream(8)
             pool.trim(0)
         return real(self, size)
 
@@ -857,21 +859,74 @@ def test_a_handler_may_ask_for_the_report_in_the_middle_of_a_change(driver):
     driver.stream_destroy(stream)
 
 
+class Behind(Capturing):
+    """A driver whose streams have never passed."""
+
+    def event_query(self, event: int) -> bool:
+        return False
+
+
+def in_a_change(pool: Any, driver: Any, handler: Any) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        pool._lists.change(interrupted, handler)
+
+
+def as_an_event_is_recorded(pool: Any, driver: Any, handler: Any) -> None:
+    driver.event_create = lambda timing: handler() or 1
+    pool.allocate(5000, 78)
+
+
+def as_a_capture_is_looked_for(pool: Any, driver: Any, handler: Any) -> None:
+    driver.capturing = lambda stream: driver.name(stream) or (stream == LEGACY_STREAM and handler())
+    pool._reuse.any_capturing()
+
+
+def interrupted(handler: Any) -> None:
+    handler()
+    raise KeyboardInterrupt
+
+
 @pytest.mark.comes_between
-def test_a_stream_that_ends_inside_a_change_is_not_asked_again() -> None:
-    """A signal's handler destroys it, while the lists are changed in the frames below."""
-    driver = Capturing()
+@pytest.mark.parametrize("meanwhile", [in_a_change, as_an_event_is_recorded, as_a_capture_is_looked_for])
+def test_a_handler_ends_no_stream_that_the_interrupted_call_uses(meanwhile: Any) -> None:
+    """It would be named afterwards, or its blocks be taken for those of the next stream with its number."""
+    driver, ended, refused = Behind(), list[int](), list[str]()
     pool = bound(PoolMemory(Addresses()), driver)
-    pool.deallocate(pool.allocate(5000, 77), 5000, 77)
-    asked: list[int] = []
-    driver.capturing = lambda stream: asked.append(stream)  # type: ignore[method-assign, assignment]
-    assert not pool._reuse.any_capturing()
-    assert 77 in asked
-    asked.clear()
+    ptr = pool.allocate(5000, 77)
+    pool.deallocate(ptr, 5000, 77)
+
+    def name(stream: int) -> None:
+        assert stream not in ended, "it is destroyed"
 
     def handler() -> None:
-        pool.forget_stream(77)
-        assert not pool._reuse.any_capturing()
+        if ended or refused:
+            return
+        try:
+            pool.forget_stream(77)
+            ended.append(77)
+        except CannotWait as error:
+            refused.append(str(error))
 
-    pool._lists.change(handler)
-    assert 77 not in asked
+    driver.name = name  # type: ignore[attr-defined]
+    driver.event_record = lambda event, stream: name(stream)  # type: ignore[method-assign]
+    driver.capturing = name  # type: ignore[method-assign, assignment]
+    meanwhile(pool, driver, handler)
+    if refused:
+        assert "0x4d" in refused[0]
+        pool.forget_stream(77)
+    ended.clear()  # another stream has the number
+    assert pool.allocate(5000, 77) != ptr
+    assert refused
+
+
+@pytest.mark.comes_between
+def test_a_stream_is_forgotten_after_what_came_back_on_it() -> None:
+    """A handler gives a block back in a change, which an interrupt ends; then the stream ends, and another has its number."""
+    pool = bound(PoolMemory(Addresses()), Behind())
+    ptr = pool.allocate(5000, 77)
+    with pytest.raises(KeyboardInterrupt):
+        pool._lists.change(interrupted, partial(pool.deallocate, ptr, 5000, 77))
+    pool.forget_stream(77)
+    assert pool.allocate(5000, 77) != ptr
+    pool.trim(0)
+    assert pool.report().live_bytes <= 8192

@@ -257,10 +257,10 @@ def test_events_of_a_pool_that_cannot_be_destroyed(driver):
     events = pool._reuse.events
     recorded = [events.record(LEGACY_STREAM) for _ in range(3)]
     recorded.clear()  # an event to which nothing refers is spare
-    assert len(events._spare) == 3
+    assert len(events.passed) == 3
     driver.fail_at(1, "event_destroy", repeat=True)
     assert not kept_by(events.drop_spare)
-    assert not events._spare
+    assert not events.passed
 
 
 def test_a_log_that_cannot_be_written_to(driver, tmp_path, monkeypatch):

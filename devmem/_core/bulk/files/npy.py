@@ -6,7 +6,7 @@ import io
 import re
 import reprlib
 import struct
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format
@@ -39,7 +39,7 @@ class Elements(NamedTuple):
     start: int
 
 
-def read_header(file: BinaryIO, path: str) -> Elements:
+def read_header(file: IO[bytes], path: str) -> Elements:
     """Read the header of a .npy file of any version, from where the file stands.
 
     Raises
@@ -97,7 +97,7 @@ def make_header(dtype: np.dtype[Any], shape: Shape, fortran: bool) -> bytes:
 # -- the third version, for which NumPy has no public functions ----------------------------------------------------------
 
 
-def _read_version_3(file: BinaryIO) -> tuple[Shape, bool, np.dtype[Any]]:
+def _read_version_3(file: IO[bytes]) -> tuple[Shape, bool, np.dtype[Any]]:
     import ast  # only for files whose fields have names beyond Latin letters
 
     (length,) = struct.unpack("<I", file.read(4))

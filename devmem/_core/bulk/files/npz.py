@@ -12,12 +12,16 @@ import numpy.typing as npt
 from numpy.lib import format
 
 from ....spi.errors import LayoutError
+from ....spi.sizes import exact_size
+from ...base.layout import check_size
 from . import npy
 from .disk import OpenFile
 from .npy import Elements
 
 #: Where a member's own header says how long its name and its extra field are, and where the header ends.
 _LENGTHS, _HEADER = 26, 30
+#: No byte of what is deflated stands for more bytes.
+DEFLATED = 1032
 
 
 def read_index(file: OpenFile, reader: BufferedReader) -> dict[str, Elements | None]:
@@ -45,8 +49,22 @@ def read_index(file: OpenFile, reader: BufferedReader) -> dict[str, Elements | N
 
 
 def read_compressed(path: str, name: str) -> npt.NDArray[Any]:
-    """An array of an archive that is compressed, in host memory."""
+    """An array of an archive that is compressed, in host memory.
+
+    LayoutError if its header asks for more than the archive can hold, before memory is allocated.
+    """
     with _errors(path), zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
+        elements = npy.read_header(member, f"{path}, {name}.npy")
+        nbytes, info = check_size(elements.shape, elements.dtype.itemsize), archive.getinfo(f"{name}.npy")
+        held = info.file_size
+        if info.compress_type == zipfile.ZIP_DEFLATED:
+            held = min(held, DEFLATED * info.compress_size)
+        if nbytes > held - elements.start:
+            raise LayoutError(
+                f"{path}, {name}.npy: its header asks for {exact_size(nbytes)}, and the archive has no more than "
+                f"{exact_size(max(held - elements.start, 0))} for it"
+            )
+        member.seek(0)
         try:
             return format.read_array(member, allow_pickle=False)
         except ValueError as error:

@@ -6,6 +6,7 @@ from typing import Any
 
 import devmem
 
+from ....api.devices import devices_of_current_backend
 from ....kernels.simulation import THREADS, simulates, wave_size
 from ....spi.errors import DevmemError
 from ....spi.types import Capability, MemoryKind
@@ -51,7 +52,7 @@ class Device:
     @classmethod
     def from_identity(cls, identity: Any) -> Device:
         """The device with an identity of `get_device_identity`; RuntimeError if there is none."""
-        for native in _natives():
+        for native in devices_of_current_backend():
             if identity_of(native) == identity:
                 return cls(native.ordinal)
         raise RuntimeError(f"No device of {identity} is found. It may not be visible in this process.")
@@ -122,11 +123,6 @@ class Device:
     def supports_fp8(self) -> bool:
         """Whether kernels may compute with 8-bit floats."""
         return bool(self.compute_capability >= (8, 9))
-
-
-def _natives() -> list[devmem.Device]:
-    current = devmem.current_device().backend
-    return [device for device in devmem.devices() if device.backend == current]
 
 
 def _compute_capability(info: devmem.DeviceInfo) -> tuple[int, int]:

@@ -58,9 +58,7 @@ class _DeviceList:
     def lst(self) -> list[_DeviceContextManager]:
         """All devices."""
         with _translated_errors():
-            current = devmem.current_device()
-            found = [device for device in devmem.devices() if device.backend == current.backend]
-            return [_DeviceContextManager(_device(device.ordinal)) for device in found]
+            return [_DeviceContextManager(_device(number)) for number in range(len(self))]
 
     def __getitem__(self, devnum: Any) -> Any:
         if isinstance(devnum, slice):
@@ -72,8 +70,7 @@ class _DeviceList:
 
     def __len__(self) -> int:
         with _translated_errors():
-            backend = devmem.current_device().backend
-            return next(status.devices for status in devmem.backends() if status.name == backend)
+            return devmem.device_count()
 
     def __iter__(self) -> Iterator[_DeviceContextManager]:
         return iter(self.lst)

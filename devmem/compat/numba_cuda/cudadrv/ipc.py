@@ -11,6 +11,7 @@ import numpy as np
 
 import devmem
 
+from ....api.devices import devices_of_current_backend
 from ....spi.errors import DevmemError
 from .arrays import DeviceNDArray
 from .error import translated
@@ -133,8 +134,8 @@ class IpcHandle:
         current = devmem.current_device()
         if self.source_info is None or self.source_info == identity_of(current):
             return current
-        for device in devmem.devices():
-            if device.backend == current.backend and identity_of(device) == self.source_info:
+        for device in devices_of_current_backend():
+            if identity_of(device) == self.source_info:
                 return device
         raise RuntimeError(f"no device of this process is {self.source_info}: it may not be visible here")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import devmem
 
-from ....api.devices import chosen_backend
+from ....api.devices import chosen_backend, devices_of_current_backend
 from ....kernels.simulation import wave_size
 from ....spi.errors import BackendUnavailable
 from .error import HsaContextMismatchError, HsaSupportError
@@ -160,8 +160,7 @@ class Devices:
 
     def _all(self) -> list[CU]:
         select_default_backend()
-        backend = devmem.current_device().backend
-        return [CU(device) for device in devmem.devices() if device.backend == backend]
+        return [CU(device) for device in devices_of_current_backend()]
 
 
 cus = Devices()

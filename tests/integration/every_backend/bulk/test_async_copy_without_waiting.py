@@ -19,6 +19,7 @@ from waits import blocked, patience
 
 import devmem as dm
 from devmem._core.copy.staging.growing_ring import SMALLEST
+from devmem._core.lifetime.deferred_free import DeferredFreeQueue
 
 pytestmark = pytest.mark.usefixtures("tidy")
 
@@ -366,3 +367,16 @@ def test_without_a_limit_or_page_locked_memory_copies_arrive_too(with_settings):
     array = dm.copy_async(data).result()
     assert np.array_equal(dm.copy_async(array).result(), data)
     assert not dm.current_device().opened().growing_ring.made
+
+
+def test_an_interrupted_call_leaves_its_thread_able_to_wait(at_point):
+    """Otherwise this thread would free nothing any more whose release may wait."""
+    queue, code = dm.current_device().opened().memory.queue, DeferredFreeQueue.without_waiting.__wrapped__.__code__
+    number, left = 0, 0
+    while left <= 0:
+        number += 1
+        with at_point(number, code.__eq__) as at, queue.without_waiting():
+            pass
+        assert not queue._hurried, at.where
+        left = at.left
+    assert number > 2

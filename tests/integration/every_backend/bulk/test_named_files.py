@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 import zipfile
@@ -9,6 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 import safetensors.numpy
+from numpy.lib import format
 
 import devmem as dm
 from devmem import plugins
@@ -218,6 +220,30 @@ def test_objects_in_an_archive_are_refused(tmp_path):
     np.savez_compressed(tmp_path / "data.npz", a=np.array([{}, None]))
     with pytest.raises(dm.LayoutError, match=r"a\.npy"):
         dm.load(tmp_path / "data.npz")
+
+
+@pytest.mark.parametrize("nbytes", [3 << 30, 1 << 40, 1 << 62])
+@pytest.mark.parametrize("listed", [None, 0xFFFF_FFF0], ids=["as it is", "as if it were larger"])
+def test_a_header_in_a_compressed_archive_asks_for_no_more_than_there_can_be(nbytes, listed, tmp_path):
+    """The archive's list of what is in it may lie, too."""
+    path, header = tmp_path / "data.npz", io.BytesIO()
+    format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (nbytes,)})
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", header.getvalue() + bytes(1000))
+    if listed:
+        data = bytearray(path.read_bytes())
+        struct.pack_into("<I", data, data.index(b"PK\1\2") + 24, listed)
+        path.write_bytes(data)
+    with pytest.raises(dm.LayoutError, match=r"data\.npz, a\.npy: its header asks for"):
+        dm.load(path)
+
+
+def test_what_is_compressed_as_far_as_can_be_is_read(tmp_path):
+    np.savez_compressed(tmp_path / "data.npz", a=np.zeros(20 << 20, np.uint8))
+    assert (tmp_path / "data.npz").stat().st_size < 21_000
+    found = dm.load(tmp_path / "data.npz")["a"]
+    assert found.nbytes == 20 << 20
+    assert not found.copy_to_host().any()
 
 
 @pytest.mark.parametrize("cut", [0, 10, 200, -1])

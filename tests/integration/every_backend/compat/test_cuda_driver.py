@@ -18,7 +18,25 @@ import devmem as dm
 from devmem.compat import numba_cuda as cuda
 from devmem.compat.numba_cuda.cudadrv import devices, driver, nvidia_driver
 from devmem.compat.numba_cuda.cudadrv.driver import CudaAPIError, CudaDriverError, MemoryPointer
+from devmem.compat.numba_roc.hsadrv import devices as roc_devices
 from devmem.kernels.simulation import wave_size
+from devmem.spi import SPI_VERSION
+
+
+class Asked:
+    """A backend that counts how often it is asked whether it can be used."""
+
+    name = "asked"
+    spi_version = SPI_VERSION
+
+    def __init__(self):
+        self.times = 0
+
+    def unavailable(self):
+        self.times += 1
+        return "it is of a test"
+
+    device_count = open = unavailable
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +62,22 @@ def test_the_list_of_gpus_and_their_facts():
     assert cuda.gpus.current.id == dm.current_device().ordinal
     assert cuda.gpus["0"].id == 0
     assert [each.id for each in cuda.gpus[:1]] == [0]
+
+
+def test_to_list_the_devices_does_not_ask_other_backends():
+    """They would load their drivers, at each call: in a simulated program that of a GPU, too."""
+    first = cuda.gpus[0]
+    dm.register_backend(other := Asked())
+    try:
+        dm.backends()
+        assert (before := other.times) >= 1
+        assert len(cuda.gpus) == len(cuda.gpus.lst) == len(list(cuda.gpus)) == len(roc_devices.cus)
+        assert cuda.select_device(0) == first._device
+        assert cuda.current_context(0).device == first._device
+        assert driver.Device.from_identity(first.get_device_identity()) == first._device
+        assert other.times == before
+    finally:
+        dm.unregister_backend("asked")
 
 
 @pytest.mark.parametrize(("number", "error"), [(99, IndexError), (-99, IndexError), ("a", ValueError)])

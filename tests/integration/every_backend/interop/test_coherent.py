@@ -144,6 +144,119 @@ def test_a_copy_onto_itself_waits_for_what_writes_it(coherent, need, hold):
     assert copied == 5
 
 
+N = 1000
+#: Given an array in place, a device array and a page-locked array, all of N elements, and a stream.
+RECORDED = {
+    "read": lambda array, other, locked, stream: other.copy_to_device(array, stream=stream),
+    "written": lambda array, other, locked, stream: array.copy_to_device(other, stream=stream),
+    "rows": lambda array, other, locked, stream: other[::2].copy_to_device(array[::2], stream=stream),
+    "download": lambda array, other, locked, stream: array.copy_to_host(locked, stream=stream),
+    "upload": lambda array, other, locked, stream: array.copy_to_device(locked, stream=stream),
+    "overlapping": lambda array, other, locked, stream: array[1:].copy_to_device(array[:-1], stream=stream),
+    "pattern": lambda array, other, locked, stream: array.fill(0.3, stream=stream),
+}
+
+
+def page_locked(values):
+    made = dm.pinned_array(np.shape(values), "f8")
+    made[...] = values
+    return made
+
+
+@pytest.fixture
+def recorded(coherent, need, need_kind):
+    """A stream whose work can be recorded, a device array, and a page-locked array."""
+    need("graphs")
+    need_kind("pinned")
+    return dm.stream(non_blocking=True), dm.to_device(np.arange(N) + 10.0), page_locked(np.arange(N) + 20.0)
+
+
+@pytest.mark.parametrize("how", RECORDED)
+def test_a_plan_takes_no_pageable_memory_in_place(recorded, how):
+    """A graph copies whenever it is replayed: what is not page-locked is refused by the verb, and the rest is recorded."""
+    stream, other, locked = recorded
+    array, result = dm.to_device(np.zeros(N), copy=False), page_locked(np.zeros(N))
+    with dm.capture(stream) as plan:
+        with pytest.raises(dm.UnsupportedError, match="pageable"):
+            RECORDED[how](array, other, locked, stream)
+        other.copy_to_host(result, stream=stream)
+        array.fill(0, stream=stream)  # which needs no memory of the host
+    assert plan.copies == 1
+    with pytest.raises(dm.UnsupportedError, match="pageable"):
+        plan.update(src=array)
+    plan.replay()
+    stream.synchronize()
+    assert (result == np.arange(N) + 10).all()
+
+
+@pytest.mark.parametrize("how", RECORDED)
+@pytest.mark.parametrize("locked_by", ["pinned_array", "register"])
+def test_a_plan_owns_page_locked_memory_in_place(recorded, need, how, locked_by):
+    """It lives, and stays page-locked, as long as the plan."""
+    stream, other, locked = recorded
+    host = page_locked(np.zeros(N)) if locked_by == "pinned_array" else np.zeros(N)
+    if locked_by == "register":
+        need("host_register")
+        dm.register(host)
+    array = dm.to_device(host, copy=False)
+    with dm.capture(stream) as plan:
+        RECORDED[how](array, other, locked, stream)
+    if locked_by == "register":
+        dm.deregister(host)
+        low = host.__array_interface__["data"][0]
+        assert dm.current_device().opened().page_locks.covers(low, low + host.nbytes)
+    host[...] = np.arange(N)
+    sides = [np.arange(N) * 1.0, other.copy_to_host(), locked.copy()]
+    want = [each.copy() for each in sides]
+    expected_of(how, *want)
+    gone = weakref.ref(host)
+    del host, array
+    gc.collect()
+    plan.replay()
+    stream.synchronize()
+    for seen, due in zip([gone(), other.copy_to_host(), locked], want, strict=True):
+        np.testing.assert_array_equal(seen, due)
+    plan.close()
+    dm.trim()
+    gc.collect()
+    assert gone() is None
+
+
+def expected_of(how, array, other, locked):
+    """Do on the host what a recorded copy does."""
+    pairs = {
+        "read": (other, array),
+        "written": (array, other),
+        "rows": (other[::2], array[::2]),
+        "download": (locked, array),
+        "upload": (array, locked),
+        "overlapping": (array[1:], array[:-1].copy()),
+        "pattern": (array, 0.3),
+    }
+    to, of = pairs[how]
+    to[...] = of
+
+
+def test_both_sides_of_a_recorded_copy_may_be_the_same_memory(recorded):
+    """As if the source had been copied away first, whenever the plan is replayed."""
+    stream, *_ = recorded
+    host = page_locked(np.arange(N))
+    array = dm.to_device(host, copy=False)
+    with dm.capture(stream) as plan:
+        array[:-1].copy_to_host(host[1:], stream=stream)
+        array[:-1].copy_to_device(host[1:], stream=stream)
+        array.copy_to_host(host, stream=stream)
+    assert (host == np.arange(N)).all() and not plan.copies
+    del array
+    want = host.copy()
+    for _ in range(2):
+        plan.replay()
+        stream.synchronize()
+        want[1:] = want[:-1].copy()
+        want[:-1] = want[1:].copy()
+        np.testing.assert_array_equal(host, want)
+
+
 def test_read_only_memory_is_not_written(coherent):
     host = np.arange(10)
     host.flags.writeable = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,9 @@ import pytest
 
 import devmem as dm
 from devmem._core.device.open_device import closing_drivers
+from devmem._core.lifetime import deferred_free
 from devmem.memory import DriverMemory, PoolMemory, Statistics
+from devmem.testing import hold
 
 pytestmark = pytest.mark.usefixtures("tidy")
 
@@ -236,3 +239,34 @@ def test_memory_of_another_library_that_was_handed_on_keeps_nothing(left):
     settle()
     dm.reset()
     assert not left()
+
+
+class Owner:
+    """What keeps the memory of yet another library alive."""
+
+
+def test_an_interrupt_lets_go_of_no_memory_that_a_consumer_s_stream_may_use(need, at_point):
+    """At each point where the owner of borrowed memory is kept until that stream has passed."""
+    need("hold")
+    queue, stream = dm.current_device().opened().memory.queue, dm.stream(non_blocking=True)
+    number, left = 0, 0
+    with dm.current_device().entered(), hold(stream) as latch:
+        while left <= 0:
+            number += 1
+            owner = Owner()
+            there = weakref.ref(owner)
+            exported = deferred_free.ExportedForeign(queue, owner, stream)
+            del exported, owner  # a finalizer queues it
+            assert queue.foreign_releases
+            with at_point(number, lambda code: code.co_filename == deferred_free.__file__) as at:
+                queue.release_foreign()
+            assert there(), at.where
+            queue.release_foreign()
+            assert there(), at.where
+            assert not queue.foreign_releases
+            left = at.left
+        latch.release()
+    stream.synchronize()
+    settle()
+    assert not there()
+    assert number > 3

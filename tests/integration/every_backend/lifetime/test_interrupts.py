@@ -316,6 +316,9 @@ STACKS = ["driver", "pool", "limit:64MiB,statistics,pool", "guard,log:/dev/null"
 
 
 @pytest.mark.filterwarnings("ignore::devmem.DevmemWarning")  # a guard finds blocks that an interrupt has left
+@pytest.mark.filterwarnings(
+    "ignore:unclosed file:ResourceWarning"
+)  # Python closes one that has no name yet, and says so
 @pytest.mark.parametrize(
     ("name", "stack"),
     [(name, stack) for name in VERBS for stack in STACKS if stack == "driver" or name in ALLOCATING],

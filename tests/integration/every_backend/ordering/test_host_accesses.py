@@ -9,7 +9,7 @@ import sys
 
 import host_races
 import pytest
-from host_races import IN_ORDER, RACES, name
+from host_races import IN_ORDER, RACES, TWICE, name
 from waits import patience
 
 from devmem.testing import emulator
@@ -61,6 +61,13 @@ def test_an_access_of_the_program_beside_a_copy_is_reported_with_both_lines(foun
     assert copy_writes == copy.__name__.startswith("download") or copy is host_races.in_background
     assert (stream, line) == ("host", last_line(access))
     assert copy_line == last_line(copy)
+
+
+@pytest.mark.parametrize("pair", TWICE, ids=name)
+def test_accesses_to_two_neighbours_are_two_reports(found, pair):
+    """Their pages are protected alike, and next to each other."""
+    accesses = [line.strip() for line in inspect.getsource(pair[1]).splitlines()[1:]]
+    assert [access for *_, access in found[name(pair)]] == accesses
 
 
 @pytest.mark.parametrize("pair", IN_ORDER, ids=name)
