@@ -18,6 +18,10 @@ from ..._native import core
 class LiveBlocks(Protocol):
     """The live blocks of a heap. Each has a place, which whatever gives it back has to know."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+
     def __len__(self) -> int: ...
 
     def enter(self, ptr: int, nbytes: int, /) -> int:
@@ -39,6 +43,11 @@ class BlocksByPlace(dict[int, tuple[int, int]]):
     def __init__(self) -> None:
         super().__init__()
         self._places = count()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(nbytes for _, nbytes in list(self.values()))
 
     def enter(self, ptr: int, nbytes: int, /) -> int:
         """Enter a block: its place."""

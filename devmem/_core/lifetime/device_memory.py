@@ -123,7 +123,7 @@ class DeviceMemory:
             item for item in (*list(self.queue.dropped), *list(self.queue.pending)) if isinstance(item, Allocation)
         ]
         pending = sum(item.nbytes for item in waiting if item.heap.is_host == on_host)
-        live = sum(nbytes for heap in heaps for _, nbytes, _ in heap.live.blocks())
+        live = sum(heap.live.nbytes for heap in heaps)
         return max(live - pending, 0), pending, cached_in(each.resource for each in heaps)  # while other threads go on
 
     def usage(self, free_dropped: bool) -> tuple[int, int]:

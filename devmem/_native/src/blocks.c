@@ -7,6 +7,7 @@
 #include "native.h"
 
 #include <string.h>
+#include <structmember.h>
 
 #define FEWEST 16 /* places */
 
@@ -25,6 +26,7 @@ bool put_block(struct blocks *blocks, uint64_t address, uint64_t nbytes, uint32_
     blocks->free = at == blocks->used ? ++blocks->used : (uint32_t)blocks->places[at].nbytes;
     blocks->places[at] = (struct block){address, nbytes};
     blocks->count++;
+    blocks->nbytes += nbytes;
     *place = at;
     return true;
 }
@@ -32,12 +34,13 @@ bool put_block(struct blocks *blocks, uint64_t address, uint64_t nbytes, uint32_
 static void forget_all(struct blocks *blocks) {
     PyMem_Free(blocks->places);
     blocks->places = NULL;
-    blocks->count = blocks->size = blocks->used = blocks->free = 0;
+    blocks->nbytes = blocks->count = blocks->size = blocks->used = blocks->free = 0;
 }
 
 bool take_block(struct blocks *blocks, uint32_t place, uint64_t address) {
     if (!address || place >= blocks->used || blocks->places[place].address != address)
         return false;
+    blocks->nbytes -= blocks->places[place].nbytes;
     blocks->places[place] = (struct block){0, blocks->free};
     blocks->free = place;
     if (!--blocks->count && blocks->size > FEWEST)
@@ -116,8 +119,12 @@ static PyMethodDef methods[] = {
     {"clear", clear, METH_NOARGS, "Take all out."},
     {NULL, NULL, 0, NULL},
 };
+static PyMemberDef members[] = {
+    {"nbytes", T_ULONGLONG, offsetof(struct blocks, nbytes), READONLY, "Bytes of all of them."},
+    {NULL, 0, 0, 0, NULL},
+};
 static PyType_Slot slots[] = {
-    {Py_tp_dealloc, (void *)dealloc}, {Py_mp_length, (void *)length}, {Py_tp_methods, methods}, {0, NULL},
+    {Py_tp_dealloc, (void *)dealloc}, {Py_mp_length, (void *)length}, {Py_tp_methods, methods}, {Py_tp_members, members}, {0, NULL},
 };
 static PyType_Spec spec = {"devmem._native.core.LiveBlocks", sizeof(struct blocks), 0, Py_TPFLAGS_DEFAULT, slots};
 

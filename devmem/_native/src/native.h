@@ -137,6 +137,7 @@ struct block {
 struct blocks {
     PyObject_HEAD
     struct block *places;
+    uint64_t nbytes; /* of all of them */
     uint32_t count, size, used, free; /* places from `used` on were never taken; `free`: the next one to take */
 };
 
