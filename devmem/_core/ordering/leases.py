@@ -110,6 +110,10 @@ class OwnedHandle(RecordState):
         """Whether the driver has not got it back yet; the close of a device clears the table."""
         return self.table.get(self.handle) is self
 
+    def may_be_named(self) -> bool:
+        """Whether a lease that begins now may find it."""
+        return not self.leaving and self.is_out()
+
     def release(self, waited: set[int]) -> bool:
         """Give it back, if it is not in use."""
         return not self.is_out() or self.let_go(self)

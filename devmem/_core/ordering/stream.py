@@ -219,7 +219,7 @@ class Stream(StreamState, EventStream, _Advice):
     def closed(self) -> bool:
         """Whether the stream was closed, or its device was."""
         # The handle has ended also where the collector has taken the stream together with a block, which refers to it still.
-        return self.device_handle.dead is not None or (self.owned is not None and not self.owned.is_out())
+        return self.device_handle.dead is not None or (self.owned is not None and not self.owned.may_be_named())
 
     def synchronize(self) -> None:
         """Wait until all work enqueued on this stream is done, and let go of what its copies held.
@@ -436,7 +436,7 @@ class Stream(StreamState, EventStream, _Advice):
         """
         if self.plain:
             try:
-                return self.handle if self.owned is None or self.owned.is_out() else LEGACY_STREAM
+                return self.handle if self.owned is None or self.owned.may_be_named() else LEGACY_STREAM
             except ClosedError:  # by another thread, just now
                 return LEGACY_STREAM
         # The handle 2 means another stream in each thread, and a new thread may have the ident of one that is gone.

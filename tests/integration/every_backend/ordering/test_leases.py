@@ -10,8 +10,10 @@ import pytest
 from waits import together
 
 import devmem as dm
+from devmem._core.base.device_handle import CurrentDevice
 from devmem._core.device.device import current_open_device
 from devmem._core.ordering.leases import HandleLeases, OwnedHandle
+from devmem.spi.types import LEGACY_STREAM
 
 pytestmark = pytest.mark.usefixtures("tidy")
 
@@ -43,6 +45,26 @@ def on(stream):
     array = dm.to_device(np.arange(1000), stream=stream)
     stream.synchronize()
     return array
+
+
+def test_a_stream_is_not_named_from_when_it_is_given_up(monkeypatch):
+    """The collector takes a stream together with an array in a cycle: what is left of the array names the stream still."""
+    opened, stream, named = dm.current_device().opened(), dm.stream(), []
+    array = on(stream)
+    tell = opened.streams.on_destroy
+
+    def between(
+        handle,
+    ):  # no lease was held as the handle was given up; one that begins now finds the handle in the table
+        tell(handle)
+        with opened.streams.leases.hold():
+            named.append((array.allocation.home.order_handle(), stream.closed))
+
+    monkeypatch.setattr(opened.streams, "on_destroy", between)
+    with dm.current_device(), CurrentDevice(opened.handle):
+        stream.owned.release(set())
+    monkeypatch.undo()
+    assert named == [(LEGACY_STREAM, True)]
 
 
 @pytest.mark.parametrize("end", ["closed", "dropped"])
