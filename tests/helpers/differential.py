@@ -163,6 +163,7 @@ class Plan(StreamOrder):
     def pick(self, bound: int) -> tuple[int, str | int, bool]:
         """A place, the argument that says so, and whether the call is complete on return: a stream by name, or none."""
         if self.random.random() < 0.3 or not self.places():
+            assert self.streams[bound] is not None, "an array is bound to a stream that has ended"
             return bound, 0, True
         place = self.random.choice(self.places())
         return place, str(self.streams[place]), False
@@ -218,7 +219,8 @@ class Plan(StreamOrder):
             self.add_stream()
             return
         place = self.random.choice(places)
-        for buffer in self.device:
+        begun = [side for each in self.pending for side in (each.to, each.source) if side.on_device]
+        for buffer in (*self.device, *begun):
             if buffer.bound == place:
                 self.step("rebind", buffer.name)
                 buffer.bound = DEFAULT

@@ -174,7 +174,7 @@ class CompletionQueue(Generic[K, T]):
                 return []
             found, self._completed = self._completed, []
             for key in passed:  # last: as long as something is to be let go of, the queue has something waiting
-                if not self.waiting.get(key, True):  # a signal's handler adds nothing before the next line
+                if key in self.waiting and not self.waiting[key]:  # no handler of a signal comes before the next line
                     self.waiting.pop(key)
         return found
 

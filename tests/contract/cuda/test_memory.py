@@ -653,10 +653,11 @@ plan.close()
 """
 
 
+WITHOUT_ATTRIBUTES = cu is not None and not hasattr(cu, "cuMemcpyWithAttributesAsync")
+
+
 @emulated_only
-@pytest.mark.skipif(
-    cu is not None and not hasattr(cu, "cuMemcpyWithAttributesAsync"), reason="this cuda-bindings has no such call"
-)
+@pytest.mark.skipif(WITHOUT_ATTRIBUTES, reason="this cuda-bindings has no such call")
 @pytest.mark.parametrize(("times", "better"), [((2e-6, 1e-6), True), ((1e-6, 1e-6), True), ((1e-6, 2e-6), False)])
 def test_single_copies_take_attributes_where_that_is_no_slower(times: tuple[float, float], better: bool) -> None:
     script = WITH_ATTRIBUTES.replace("TIMES", str(times)).replace("BETTER", str(better))
@@ -667,6 +668,7 @@ def test_single_copies_take_attributes_where_that_is_no_slower(times: tuple[floa
 
 
 @emulated_only
+@pytest.mark.skipif(WITHOUT_ATTRIBUTES, reason="this cuda-bindings has no such call")
 def test_a_call_with_attributes_that_cannot_be_measured_is_not_taken() -> None:
     script = """
 import devmem as dm

@@ -168,7 +168,7 @@ def test_waiting_for_a_slot_is_told(staged, need, hold, device, in_background):
     with hold(stream) as latch:
         done = in_background(lambda: array.copy_to_device(source, stream=stream))
         # A slot that still is on a stream, and that no other copy can have: it is being waited for.
-        while len(ring.free_slots()) == len(ring.made) or not all(slot.event for slot in ring.made):
+        while len(ring.free_slots()) == len(ring.made) or not all(slot.event for slot in list(ring.made)):
             assert done.is_alive(), "it did not wait for a slot"
         blocked(done, "it did not wait for a slot")
         latch.release()
