@@ -14,7 +14,7 @@ from .._core.arrays.mapping import Mapping
 from .._core.arrays.ndarray import ArrayLike
 from .._core.arrays.pinned import PinnedNDArray
 from .._core.base.argument_types import ShapeLike, StridesLike
-from .._core.base.arguments import alloc_flags, layout_of
+from .._core.base.arguments import alloc_flags, is_named, layout_of
 from .._core.base.device_handle import CurrentDevice
 from .._core.device.device import current_open_device
 from .._core.interop.host_objects import pinnable
@@ -240,7 +240,7 @@ def mapped(*arrays: npt.NDArray[Any], stream: StreamLike = 0) -> Mapping:
     array([7., 1., 2.])
     """
     opened = current_open_device()
-    chosen = opened.streams.stream_of(stream) if stream else None
+    chosen = opened.streams.stream_of(stream) if is_named(stream) else None
     return Mapping(opened, tuple(map(pinnable, arrays)), chosen)
 
 
@@ -253,7 +253,7 @@ def _mapped(
     flags: AllocFlags,
 ) -> MappedNDArray:
     opened = current_open_device()
-    bound = opened.streams.stream_of(stream) if stream else None
+    bound = opened.streams.stream_of(stream) if is_named(stream) else None
     array = host_visible(opened, MemoryKind.MAPPED, shape, dtype, strides, nbytes, flags, bound)
     assert isinstance(array, MappedNDArray)
     return array
@@ -268,7 +268,7 @@ def _managed(
     attach_global: bool,
 ) -> ManagedNDArray:
     opened = current_open_device()
-    bound = opened.streams.stream_of(stream) if stream else None
+    bound = opened.streams.stream_of(stream) if is_named(stream) else None
     flags = AllocFlags.NONE if attach_global else AllocFlags.ATTACH_HOST
     array = host_visible(opened, MemoryKind.MANAGED, shape, dtype, strides, nbytes, flags, bound)
     assert isinstance(array, ManagedNDArray)

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...spi.errors import LayoutError
 from ..base.argument_types import ShapeLike
+from ..base.arguments import is_named
 from ..base.array_view import ArrayView, D
 from ..base.layout import Shape, index
 from ..device.device import Device
@@ -135,7 +136,7 @@ class ArrayBase(ArrayView[D]):
         """
         self.allocation.check()
         view = self._same_memory(squeezed(self, axis))
-        return view.bind(stream) if stream else view
+        return view.bind(stream) if is_named(stream) else view
 
     def split(self, section: int, stream: StreamLike = 0) -> Iterator[Self]:
         """Views of ``section`` elements each along the first axis, the last one shorter; made as they are asked for.
@@ -150,7 +151,7 @@ class ArrayBase(ArrayView[D]):
         if length < 1:
             raise LayoutError(f"a section has at least one element, not {length}")
         count = len(self)
-        source = self.bind(stream) if stream else self
+        source = self.bind(stream) if is_named(stream) else self
         return (source._selected(slice(start, start + length)) for start in range(0, count, length))
 
     def bind(self, stream: StreamLike) -> Self:
@@ -166,7 +167,7 @@ class ArrayBase(ArrayView[D]):
         """
         self.allocation.check()
         view = self._same_memory(self)
-        view._stream = self.open_device.streams.stream_of(stream) if stream else None
+        view._stream = self.open_device.streams.stream_of(stream) if is_named(stream) else None
         return view
 
     def _same_memory(self, view: ArrayView[Any]) -> Self:

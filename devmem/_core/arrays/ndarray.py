@@ -21,6 +21,7 @@ from ..base.arguments import (
     check_same,
     dtype_of,
     is_dtype,
+    is_named,
     new_shape_of,
     order_of,
 )
@@ -394,7 +395,7 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
         >>> dm.to_device(np.arange(4).reshape(2, 2)).T.ravel().tolist()
         [0, 2, 1, 3]
         """
-        return (self.bind(stream) if stream else self).reshape(self.size, order=order)
+        return (self.bind(stream) if is_named(stream) else self).reshape(self.size, order=order)
 
     # -- lifetime ------------------------------------------------------------------------------------------------------
 

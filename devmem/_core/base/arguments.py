@@ -75,6 +75,13 @@ def dtype_of(dtype: object) -> np.dtype[Any]:
     return found
 
 
+def is_named(stream: object) -> bool:
+    """Whether an argument names a stream, which 0 and None do not. It may be no stream; whatever parses it says so."""
+    if isinstance(stream, int | np.integer) and not isinstance(stream, bool):
+        return stream != 0
+    return stream is not None
+
+
 def is_dtype(what: object) -> bool:
     """Whether something that was given for something else is a dtype."""
     if not isinstance(what, (str, type, np.dtype)):

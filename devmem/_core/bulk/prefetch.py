@@ -28,6 +28,7 @@ from ...spi.errors import DevmemError, LayoutError
 from ...toolkit.deferred_errors import FirstError
 from ...toolkit.threads import run_apart
 from ..arrays.ndarray import DeviceNDArray, device_view
+from ..base.arguments import is_named
 from ..base.device_handle import CurrentDevice
 from ..base.interrupts import check_may_wait, holds_nothing
 from ..device.device import DeviceLike, open_device_of
@@ -95,7 +96,7 @@ class Prefetcher(Generic[T]):
         source = iter(iterable)
         self._opened = opened = open_device_of(device)
         #: The stream that the caller named: the arrays are bound to it.
-        self._stream = opened.streams.stream_of(stream) if stream else None
+        self._stream = opened.streams.stream_of(stream) if is_named(stream) else None
         self._loader = _Loader(opened, source, count)
         self._loader.start()
 

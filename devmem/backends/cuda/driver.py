@@ -19,7 +19,14 @@ from ...toolkit.graphs import Graphs
 from ...toolkit.handles import DEFAULT_STREAMS, Handles
 from ...toolkit.memory import READ_AND_WRITE, ForeignMemory, MemoryPool, PoolSharing
 from ...toolkit.streams import WORD_BYTES, Events, StreamHolds, Streams
-from ...toolkit.vendor_functions import INVALID_VALUE, NOT_SUPPORTED, RelaxedCapture, StatusErrors, VendorFunctions
+from ...toolkit.vendor_functions import (
+    INVALID_HANDLE,
+    INVALID_VALUE,
+    NOT_SUPPORTED,
+    RelaxedCapture,
+    StatusErrors,
+    VendorFunctions,
+)
 from .binding import STICKY, bind, bind_recorded, code_of, describe
 from .copies import ATTRIBUTES_SINCE, Copies, contexts, pools
 from .info import device_info
@@ -73,7 +80,12 @@ class PrimaryContext(Part):
 
     def stream_refusal(self, stream: int) -> str:
         # For a stream of a green context the second form gives the primary context, whose memory and rules are the green one's.
-        context, _ = self._functions.StreamGetCtx_v2(stream)
+        try:
+            context, _ = self._functions.StreamGetCtx_v2(stream)
+        except BackendError as error:
+            if error.code != INVALID_HANDLE:
+                raise
+            return "it is no stream that the driver knows, or was destroyed"
         if context == self.primary:
             return ""
         return (

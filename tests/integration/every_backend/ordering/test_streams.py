@@ -138,6 +138,7 @@ def test_a_stream_is_not_sticky(need, need_kind):
         (1.0, TypeError, "a stream is .*not 1.0"),
         ("legacy", TypeError, "a stream is .*not 'legacy'"),
         (object, TypeError, "a stream is"),
+        (np.arange(3), TypeError, "a stream is"),
     ],
 )
 def test_what_is_no_stream_is_refused_before_anything_is_done(recorded, verb, bad, error, says):
@@ -146,6 +147,27 @@ def test_what_is_no_stream_is_refused_before_anything_is_done(recorded, verb, ba
         verb(d, h, bad)
     assert handles(seen) == []
     assert h.tolist() == d.tolist() == np.arange(8.0).tolist()
+
+
+@pytest.mark.parametrize("bad", [np.arange(3), "array", False, 1.5], ids=repr)
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda d, s: d.bind(s),
+        lambda d, s: d.squeeze(stream=s),
+        lambda d, s: d.split(2, stream=s),
+        lambda d, s: d.ravel(stream=s),
+        lambda d, s: dm.mapped(np.zeros(3), stream=s),
+        lambda d, s: dm.mapped_array(3, stream=s),
+        lambda d, s: dm.managed_array(3, stream=s),
+        lambda d, s: dm.prefetch([np.zeros(3)], stream=s),
+    ],
+)
+def test_what_is_no_stream_is_refused_where_arrays_are_bound(take, bad):
+    """An array that is passed for one is not asked whether it is true."""
+    d = dm.to_device(np.arange(8.0))
+    with pytest.raises(TypeError, match="a stream is"):
+        take(d, d if isinstance(bad, str) else bad)
 
 
 def test_a_stream_of_another_device_is_refused(verb, second, device):
