@@ -361,7 +361,7 @@ def test_a_cluster_spills_and_survives_a_killed_worker(tmp_path, devmem_backend)
 
 
 DISTURBED = """
-import gc, os, signal, sys
+import faulthandler, gc, os, signal, sys, time
 from pathlib import Path
 import numpy as np
 import devmem as dm
@@ -388,15 +388,19 @@ def retried(number, array):
 def interrupting(array, process):
     if first("interrupt"):
         os.kill(process, signal.SIGINT)
+        while not Event("caught").wait(timeout=30):  # Python drops an interrupt that comes into a finalizer
+            os.kill(process, signal.SIGINT)
     Event("caught").wait()
     return array
 
 def left(dask_worker):
     gc.collect()
     dm.trim()
-    return dm.memory_info().live + len(dask_worker.data)
+    found = dm.memory_info().live, list(dask_worker.data)
+    return found if any(found) else None
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(float(sys.argv[2]))
     limits = dict(device_limit="350KB", host_limit="350KB", memory="statistics,pool")
     with local_cluster([0, 0], dashboard_address=None, **limits) as cluster, Client(cluster) as client:
         blocks = [client.submit(block, number) for number in range(12)]
@@ -411,8 +415,9 @@ if __name__ == "__main__":
         for number, array in enumerate(client.gather(again)):
             assert (array.copy_to_host() == number).all()
         del blocks, again, array
-        while any(client.run(left).values()):  # until Dask has let go of the results
-            pass
+        end = time.monotonic() + float(sys.argv[2]) / 2
+        while any((found := client.run(left)).values()):  # until Dask has let go of the results
+            assert time.monotonic() < end, found
     print("nothing left")
 """
 
@@ -421,7 +426,8 @@ if __name__ == "__main__":
 def test_retried_tasks_and_an_interrupt_leave_nothing(tmp_path, devmem_backend):
     script = tmp_path / "disturbed.py"
     script.write_text(DISTURBED)
-    assert run(script, str(tmp_path), DEVMEM_BACKEND=devmem_backend, DEVMEM_HOST_STRICT="1").endswith("nothing left\n")
+    arguments = str(tmp_path), str(patience(240))  # so many seconds until it says where it stands
+    assert run(script, *arguments, DEVMEM_BACKEND=devmem_backend, DEVMEM_HOST_STRICT="1").endswith("nothing left\n")
 
 
 REFUSED = """
@@ -459,13 +465,14 @@ def test_a_refusal_of_the_guard_arrives_as_the_guards_error(tmp_path):
 def run(script: str | Path, *arguments: str, **variables: str) -> str:
     """What a process of its own prints."""
     command = [str(script), *arguments] if isinstance(script, Path) else ["-c", script]
-    done = subprocess.run(
-        [sys.executable, *command],
-        env=os.environ | {"DASK_DISTRIBUTED__WORKER__DAEMON": "True"} | variables,
-        capture_output=True,
-        text=True,
-        timeout=patience(280),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    environment = os.environ | {"DASK_DISTRIBUTED__WORKER__DAEMON": "True"} | variables
+    with subprocess.Popen(
+        [sys.executable, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as done:
+        try:
+            said, wrong = done.communicate(timeout=patience(280))
+        except subprocess.TimeoutExpired:
+            done.kill()
+            raise AssertionError(f"it did not end:\n{done.communicate()[1]}") from None
+    assert done.returncode == 0, wrong
+    return said
