@@ -6,6 +6,7 @@ import contextlib
 import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -377,12 +378,14 @@ def test_opening_and_closing() -> None:
     try:
         for _ in range(10):
             once()
+        held = []
+        for _ in range(3):  # what is lost each time is lost in all of them; a table that grows once is not
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
+            for _ in range(100):
+                once()
         gc.collect()
-        before, _ = tracemalloc.get_traced_memory()
-        for _ in range(100):
-            once()
-        gc.collect()
-        after, _ = tracemalloc.get_traced_memory()
+        held.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    assert after - before < SLACK
+    assert min(after - before for before, after in pairwise(held)) < SLACK
