@@ -16,7 +16,7 @@ from ..._native import core
 
 
 class LiveBlocks(Protocol):
-    """The live blocks of a heap. Each has a place, which whatever gives it back has to know."""
+    """The live blocks of a heap. Each remembers its place, by which it is taken out."""
 
     @property
     def nbytes(self) -> int:
@@ -24,8 +24,8 @@ class LiveBlocks(Protocol):
 
     def __len__(self) -> int: ...
 
-    def enter(self, ptr: int, nbytes: int, /) -> int:
-        """Enter a block: its place."""
+    def enter(self, block: AllocationState, /) -> None:
+        """Enter a block, which remembers its place; no interrupt comes between the two."""
 
     def take(self, place: int, ptr: int, /) -> bool:
         """Take a block out; whether it was there."""
@@ -49,11 +49,10 @@ class BlocksByPlace(dict[int, tuple[int, int]]):
         """Bytes of all of them."""
         return sum(nbytes for _, nbytes in list(self.values()))
 
-    def enter(self, ptr: int, nbytes: int, /) -> int:
-        """Enter a block: its place."""
-        place = next(self._places)
-        self[place] = ptr, nbytes
-        return place
+    def enter(self, block: AllocationState, /) -> None:
+        """Enter a block, which remembers its place; no interrupt comes between the two."""
+        block.place = place = next(self._places)
+        self[place] = block.ptr, block.nbytes
 
     def take(self, place: int, ptr: int, /) -> bool:
         """Take a block out; whether it was there."""

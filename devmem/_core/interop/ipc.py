@@ -300,8 +300,8 @@ def opened(
                 raise
         # Made before the device is left, which can fail: then its end lets go of what was opened.
         allocation = Allocation(opened.free_queue, heap, base, handle.nbytes, home, unnamed=True)
-        allocation.place = heap.live.enter(base, handle.nbytes)
         allocation.__class__ = opened.memory.owned
+        heap.live.enter(allocation)
     return opened, allocation, base + handle.offset, lengths, kind, steps
 
 

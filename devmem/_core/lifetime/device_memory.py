@@ -70,8 +70,10 @@ class DeviceMemory:
                     "new memory of the driver: make the array before, or from a pool that has room"
                 )
             raise
-        made.place = heap.live.enter(made.ptr, nbytes)
-        made.__class__ = self.owned
+        made.__class__ = (
+            self.owned
+        )  # first: of a live block on the host an array may be about, so its end alone gives it back
+        heap.live.enter(made)
         return made
 
     def allocate_host(

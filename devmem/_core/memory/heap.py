@@ -17,10 +17,10 @@ from .foreign import Boundary, is_ours, tell
 HOST_KINDS = frozenset({MemoryKind.PINNED, MemoryKind.MAPPED})
 
 
-class Block:
+class Block(AllocationState):
     """A block that no allocation refers to."""
 
-    __slots__ = ("nbytes", "place", "ptr")
+    __slots__ = ()
 
     def __init__(self, ptr: int, nbytes: int, place: int) -> None:
         self.ptr = ptr
@@ -73,7 +73,7 @@ class Heap:
         """Bytes that the stack keeps for reuse."""
         return kept_by(self.resource)
 
-    def give_back(self, block: AllocationState | Block, handle: int) -> None:
+    def give_back(self, block: AllocationState, handle: int) -> None:
         """Return a block to the resource; its address is 0 from then on, unless that raises CannotWait."""
         ptr = block.ptr
         if self.lent:
@@ -85,6 +85,6 @@ class Heap:
         try:
             self.deallocate(ptr, block.nbytes, handle)
         except CannotWait:
-            block.place = self.live.enter(ptr, block.nbytes)
             block.ptr = ptr
+            self.live.enter(block)
             raise

@@ -50,32 +50,26 @@ bool take_block(struct blocks *blocks, uint32_t place, uint64_t address) {
 
 static Py_ssize_t length(PyObject *self) { return ((struct blocks *)self)->count; }
 
-/* Two numbers that were passed; false with an exception. */
-static bool two_numbers(PyObject *const *arguments, Py_ssize_t given, uint64_t *first, uint64_t *second) {
-    if (given != 2)
-        PyErr_SetString(PyExc_TypeError, "live blocks take an address and its bytes, or a place and an address");
-    else if ((*first = PyLong_AsUnsignedLongLong(arguments[0])) != UINT64_MAX || !PyErr_Occurred())
-        *second = PyLong_AsUnsignedLongLong(arguments[1]);
-    return !PyErr_Occurred();
-}
-
-/* enter(address, bytes): the block's place */
-static PyObject *enter(PyObject *self, PyObject *const *arguments, Py_ssize_t given) {
-    uint64_t address, nbytes;
-    uint32_t place;
-    if (!two_numbers(arguments, given, &address, &nbytes))
-        return NULL;
-    if (!address)
+/* enter(block): a block with an address and bytes, which remembers its place from now on */
+static PyObject *enter(PyObject *self, PyObject *object) {
+    struct allocation_state *block = (struct allocation_state *)object;
+    if (!PyObject_TypeCheck(object, allocation_type))
+        PyErr_SetString(PyExc_TypeError, "live blocks are AllocationStates");
+    else if (!block->ptr)
         PyErr_SetString(PyExc_ValueError, "the address of a live block is not 0");
-    else if (!put_block((struct blocks *)self, address, nbytes, &place))
+    else if (!put_block((struct blocks *)self, block->ptr, (uint64_t)block->nbytes, &block->place))
         PyErr_NoMemory();
-    return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLong(place);
+    return PyErr_Occurred() ? NULL : none();
 }
 
 /* take(place, address): whether it was there */
 static PyObject *take(PyObject *self, PyObject *const *arguments, Py_ssize_t given) {
-    uint64_t place, address;
-    if (!two_numbers(arguments, given, &place, &address))
+    uint64_t place, address = 0;
+    if (given != 2)
+        PyErr_SetString(PyExc_TypeError, "take() takes a place and an address");
+    else if ((place = PyLong_AsUnsignedLongLong(arguments[0])) != UINT64_MAX || !PyErr_Occurred())
+        address = PyLong_AsUnsignedLongLong(arguments[1]);
+    if (PyErr_Occurred())
         return NULL;
     return PyBool_FromLong(place <= UINT32_MAX && take_block((struct blocks *)self, (uint32_t)place, address));
 }
@@ -113,7 +107,7 @@ static void dealloc(PyObject *self) {
 }
 
 static PyMethodDef methods[] = {
-    {"enter", FAST(enter), "Enter a block of so many bytes: its place."},
+    {"enter", enter, METH_O, "Enter a block, which remembers its place."},
     {"take", FAST(take), "Take a block out; whether it was there."},
     {"blocks", every, METH_NOARGS, "A list of (address, bytes, place)."},
     {"clear", clear, METH_NOARGS, "Take all out."},

@@ -684,5 +684,5 @@ def test_a_stream_that_the_driver_does_not_know_is_refused_by_name() -> None:
     """Only where it is asked where streams come from; a driver need not see it, as a handle is an address."""
     if not dm.current_device().opened().handle.has(Capability.STREAM_ORIGIN):
         pytest.skip("this driver is not asked where streams come from")
-    with pytest.raises(dm.UnsupportedError, match="the stream 0x80000000 cannot order work of .* it is no stream"):
+    with pytest.raises(dm.UnsupportedError, match=r"the stream 0x80000000 cannot order work of .* it is no stream"):
         dm.external_stream(1 << 31)

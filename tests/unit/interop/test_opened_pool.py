@@ -80,18 +80,25 @@ def test_an_interrupt_closes_nothing_that_is_open(pool, at_point, others):
     assert number > 2
 
 
+def entered(books, ptr):
+    """A live block."""
+    block = heap.Block(ptr, 8, 0)
+    books.enter(block)
+    return block
+
+
 @pytest.mark.parametrize("others", [0, 1])
 def test_an_interrupt_as_a_block_is_let_go_of_closes_nothing_that_is_open(pool, at_point, others):
     kept = [opened(pool) for _ in range(others)]
     books = heap.Heap(SimpleNamespace(device="a device"), pool)
     books.live = BlocksByPlace()
     for ptr in kept:
-        books.live.enter(ptr, 8)
+        entered(books.live, ptr)
     number, left = 0, 0
     while left <= 0:
         number += 1
         ptr = opened(pool)
-        block = heap.Block(ptr, 8, books.live.enter(ptr, 8))
+        block = entered(books.live, ptr)
         with at_point(number, watched) as point:
             books.give_back(block, 0)
         left = point.left
@@ -108,12 +115,12 @@ def test_an_interrupt_leaves_a_block_entered_once_or_not_at_all(at_point):
     number, left = 0, 0
     while left <= 0:
         number, books = number + 1, BlocksByPlace()
-        place = books.enter(4096, 8)
+        first, second = entered(books, 4096), heap.Block(4096, 8, 0)
         with at_point(number, lambda code: code.co_filename == hot_state.__file__) as point:
-            books.enter(4096, 8)
+            books.enter(second)
         left = point.left
         assert [block[:2] for block in books.blocks()] in ([(4096, 8)], 2 * [(4096, 8)]), point.where
-        assert books.take(place, 4096)
+        assert books.take(first.place, 4096)
     assert number > 2
 
 
@@ -163,7 +170,7 @@ def test_what_was_let_go_of_is_closed_once_at_most(at_point):
     code = (*CODE, memory.__file__, vendor_functions.__file__)
     while left <= 0:
         books.live.clear()
-        number, block = number + 1, heap.Block(4096, 8, books.live.enter(4096, 8))
+        number, block = number + 1, entered(books.live, 4096)
         ended.clear()
         with at_point(number, lambda each: each.co_filename in code and each.co_filename != __file__) as point:
             books.give_back(block, 0)
