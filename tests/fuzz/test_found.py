@@ -109,6 +109,41 @@ def test_a_factory_whose_resource_cannot_be_asked(monkeypatch: pytest.MonkeyPatc
         dm.use_memory("mine")
 
 
+class Mine:
+    """A resource, as far as its verbs go."""
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        raise MemoryError
+
+    def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
+        raise AssertionError
+
+
+class SaysNoContract(Mine):
+    @property
+    def spi_version(self) -> int:
+        raise ZeroDivisionError
+
+
+class SaysNoOrder(Mine):
+    stream_ordered = np.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"), [(SaysNoContract, "does not say for which contract"), (SaysNoOrder, "neither true nor false")]
+)
+def test_a_resource_that_answers_nothing_about_itself(kind: type[Mine], says: str) -> None:
+    with pytest.raises(dm.PluginError, match=says):
+        dm.use_memory(kind())
+
+
+@pytest.mark.parametrize("verb", ["reshape", "ravel"])
+def test_an_order_of_another_shape_that_is_no_letter(verb: str) -> None:
+    array = dm.zeros(3)
+    with pytest.raises(dm.LayoutError, match="order is one of"):
+        array.reshape(3, order=np.zeros(2)) if verb == "reshape" else array.ravel(np.zeros(2))  # type: ignore[arg-type]
+
+
 def test_the_packages_are_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine:
         __module__ = "a_package_of_nowhere"

@@ -359,7 +359,13 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
         >>> d.reshape(2, -1).tolist()
         [[0, 1, 2], [3, 4, 5]]
         """
-        if core is not None and order == "C" and copy is None and (found := core.reshaped(self, newshape)) is not None:
+        if (
+            core is not None
+            and isinstance(order, str)
+            and order == "C"
+            and copy is None
+            and (found := core.reshaped(self, newshape)) is not None
+        ):
             view: DeviceNDArray[D] = found
             return view
         self.allocation.check()

@@ -170,6 +170,10 @@ def check_resource(found: object, spelled: str, origin: str = "") -> MemoryResou
         value = inspect.getattr_static(found, fact, None)
         if inspect.isfunction(value):
             raise PluginError(f"{spelled}.{fact} is a method: make it a property (from {origin}{defined_at(value)})")
+    try:
+        bool(getattr(found, "stream_ordered", False))
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{spelled}.stream_ordered is neither true nor false (from {origin}): {error!r}") from error
     return found
 
 
@@ -187,8 +191,13 @@ def tell(resource: object, verb: str, argument: object) -> None:
 
 def check_version(found: object, spelled: str, origin: str) -> None:
     """Refuse what says that it is written for another contract; the previous one asked the same of resources."""
-    version = getattr(found, "spi_version", SPI_VERSION)
-    if version not in (SPI_VERSION - 1, SPI_VERSION):
+    try:
+        version = getattr(found, "spi_version", SPI_VERSION)
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"the memory resource {spelled} from {origin} does not say for which contract it is written: {error!r}"
+        ) from error
+    if not isinstance(version, int) or version not in (SPI_VERSION - 1, SPI_VERSION):
         other = "upgrade devmem" if isinstance(version, int) and version > SPI_VERSION else f"upgrade {origin}"
         raise PluginError(
             f"the memory resource {spelled} from {origin} is written for contract {version}, this devmem has "
