@@ -311,9 +311,8 @@ def default_device(backend: str) -> Device:
 
 def current_open_device() -> OpenDevice:
     """The open device of the current one."""
-    device: Any = place.chosen.choice[0] if place.blocks.get() is None else None  # the commonest: no block is around
-    if device is None:
-        device = current_device()
+    chosen: Any = place.chosen.choice[0] if place.blocks.get() is None else chosen_device()  # mostly no block is around
+    device = chosen or _default or _find_default()
     opened: OpenDevice | None = device._opened
     return opened if opened is not None and opened.handle.dead is None else device.opened()
 
