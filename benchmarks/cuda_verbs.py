@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,15 @@ def _(place: Place) -> Once:
     return lambda: dm.to_device(host)
 
 
+@case("to_device, dropped beside a stream", DEVMEM, ALONE, POOLED)
+def _(place: Place) -> Once:
+    return partial(_upload, place.host, dm.stream())
+
+
+def _upload(host: np.ndarray[Any, Any], alive: object) -> None:
+    dm.to_device(host)
+
+
 @case("to_device(to=)", DEVMEM, ALONE)
 def _(place: Place) -> Once:
     array, host = dm.to_device(place.host), place.host
@@ -167,6 +177,17 @@ def _(place: Place) -> Once:
     return lambda: dm.device_array(ELEMENTS)
 
 
+@case("device_array of a shape and a dtype, dropped", DEVMEM, ALONE, POOLED)
+def _(place: Place) -> Once:
+    shape = ELEMENTS // 4, 4
+    return lambda: dm.device_array(shape, "f4")
+
+
+@case("pinned_array, dropped", DEVMEM, ALONE)
+def _(place: Place) -> Once:
+    return lambda: dm.pinned_array(ELEMENTS)
+
+
 @case("d[3:9]", DEVMEM)
 def _(place: Place) -> Once:
     array = dm.device_array(ELEMENTS)
@@ -190,6 +211,11 @@ def _(place: Place) -> Once:
     return lambda: dm.stream().close()
 
 
+@case("stream, dropped", DEVMEM, ALONE)
+def _(place: Place) -> Once:
+    return dm.stream
+
+
 @case("event + record + close", DEVMEM, ALONE)
 def _(place: Place) -> Once:
     def once() -> None:
@@ -206,6 +232,7 @@ def _(place: Place) -> Once:
 # blocks are freed, as in the other verb.
 
 
+@case("to_device, dropped beside a stream", BARE)
 @case("to_device, dropped", BARE)
 @case("to_device + free", BARE)
 def _(place: Place) -> Once:
@@ -220,6 +247,7 @@ def _(place: Place) -> Once:
     return once
 
 
+@case("to_device, dropped beside a stream", BARE_POOL)
 @case("to_device, dropped", BARE_POOL)
 @case("to_device + free", BARE_POOL)
 def _(place: Place) -> Once:
@@ -270,6 +298,7 @@ def _(place: Place) -> Once:
     return lambda: copy(out, ptr, nbytes)
 
 
+@case("device_array of a shape and a dtype, dropped", BARE)
 @case("device_array, dropped", BARE)
 @case("device_array + free", BARE)
 def _(place: Place) -> Once:
@@ -277,6 +306,7 @@ def _(place: Place) -> Once:
     return lambda: free(alloc(nbytes)[1])
 
 
+@case("device_array of a shape and a dtype, dropped", BARE_POOL)
 @case("device_array, dropped", BARE_POOL)
 @case("device_array + free", BARE_POOL)
 def _(place: Place) -> Once:
@@ -285,6 +315,13 @@ def _(place: Place) -> Once:
     return lambda: free(alloc(nbytes, pool, stream)[1], stream)
 
 
+@case("pinned_array, dropped", BARE)
+def _(place: Place) -> Once:
+    nbytes, alloc, free = place.host.nbytes, cu.cuMemHostAlloc, cu.cuMemFreeHost
+    return lambda: free(alloc(nbytes, 0)[1])
+
+
+@case("stream, dropped", BARE)
 @case("stream + close", BARE)
 def _(place: Place) -> Once:
     create, destroy = cu.cuStreamCreate, cu.cuStreamDestroy
@@ -308,6 +345,7 @@ def _(place: Place) -> Once:
 # numba-cuda has no free and no close: it destroys dropped objects eleven at a time, which is part of the measured time.
 
 
+@case("to_device, dropped beside a stream", NUMBA)
 @case("to_device, dropped", NUMBA)
 @case("to_device + free", NUMBA)
 def _(place: Place) -> Once:
@@ -339,11 +377,18 @@ def _(place: Place) -> Once:
     return lambda: array.copy_to_host(out)
 
 
+@case("device_array of a shape and a dtype, dropped", NUMBA)
 @case("device_array, dropped", NUMBA)
 @case("device_array + free", NUMBA)
 def _(place: Place) -> Once:
     device_array = place.numba.device_array
     return lambda: device_array(ELEMENTS)
+
+
+@case("pinned_array, dropped", NUMBA)
+def _(place: Place) -> Once:
+    pinned_array = place.numba.pinned_array
+    return lambda: pinned_array(ELEMENTS)
 
 
 @case("d[3:9]", NUMBA)
@@ -352,6 +397,7 @@ def _(place: Place) -> Once:
     return lambda: array[3:9]
 
 
+@case("stream, dropped", NUMBA)
 @case("stream + close", NUMBA)
 def _(place: Place) -> Once:
     stream = place.numba.stream
@@ -370,6 +416,7 @@ def _(place: Place) -> Once:
 # the verbs of the other libraries do. Existing host arrays are wrapped beforehand; a new one is wrapped in the measured time.
 
 
+@case("to_device, dropped beside a stream", CORE)
 @case("to_device, dropped", CORE)
 @case("to_device + free", CORE)
 def _(place: Place) -> Once:
@@ -425,6 +472,7 @@ def _(place: Place) -> Once:
     return once
 
 
+@case("device_array of a shape and a dtype, dropped", CORE)
 @case("device_array, dropped", CORE)
 @case("device_array + free", CORE)
 def _(place: Place) -> Once:
@@ -432,6 +480,7 @@ def _(place: Place) -> Once:
     return lambda: allocate(nbytes, stream=stream).close()
 
 
+@case("stream, dropped", CORE)
 @case("stream + close", CORE)
 def _(place: Place) -> Once:
     create = place.core_device.create_stream
