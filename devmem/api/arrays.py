@@ -14,7 +14,7 @@ from .._core.arrays.creation import to_device as _to_device
 from .._core.arrays.ndarray import ArrayLike, DeviceNDArray, DeviceRecord
 from .._core.arrays.pinned import PinnedNDArray
 from .._core.base.argument_types import ShapeLike, StridesLike
-from .._core.base.arguments import layout_of
+from .._core.base.arguments import flag_of, layout_of
 from .._core.device.device import DeviceLike, current_open_device, open_device_of
 from .._core.ordering.event import StreamLike
 from .._native import core
@@ -109,6 +109,8 @@ def to_device(
     if core is not None and (made := core.upload(obj, stream, copy, to, device)) is not None:
         quick: DeviceNDArray[Any] | DeviceRecord = made
         return quick
+    if copy is not True:
+        copy = flag_of(copy, "copy")
     if (type(obj) is ndarray or type(obj) is PinnedNDArray) and to is None:
         return upload(current_open_device() if device is None else open_device_of(device), obj, stream, copy)
     return _to_device(obj, stream, copy, to, device)

@@ -13,7 +13,7 @@ from .._core.arrays.creation import to_device as _to_device
 from .._core.arrays.ndarray import ArrayLike, DeviceNDArray, device_view
 from .._core.base.advice import refuse_keywords
 from .._core.base.argument_types import ShapeLike
-from .._core.base.arguments import dtype_of, layout_of
+from .._core.base.arguments import dtype_of, flag_of, layout_of
 from .._core.device.device import DeviceLike, open_device_of
 from .._core.interop.host_objects import host_array
 from .._core.ordering.event import StreamLike
@@ -427,6 +427,8 @@ def asarray(
     """
     if others:
         refuse_keywords("asarray()", others)
+    if copy is not None:
+        copy = flag_of(copy, "copy")
     lent = device_view(obj)
     if lent is None:
         if copy is False:

@@ -10,6 +10,7 @@ from .._core.arrays import exchange
 from .._core.arrays.exchange import from_dlpack as _from_dlpack
 from .._core.arrays.ndarray import DeviceArrayLike, DeviceNDArray
 from .._core.base.argument_types import ShapeLike, StridesLike, SupportsDLPack
+from .._core.base.arguments import flag_of
 from .._core.device.device import DeviceLike
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def from_dlpack(x: SupportsDLPack, /, *, device: DeviceLike = None, copy: bool |
     >>> d.copy_to_host()
     array([7., 1., 2.])
     """
-    return _from_dlpack(x, device, copy)
+    return _from_dlpack(x, device, None if copy is None else flag_of(copy, "copy"))
 
 
 def as_device_array(obj: DeviceArrayLike) -> DeviceNDArray[Any]:

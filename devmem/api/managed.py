@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable
 
 from .._core.arrays import managed
@@ -77,12 +78,15 @@ def discard_managed(arrays: Iterable[ManagedNDArray], stream: StreamLike = 0) ->
 
 
 def _managed(arrays: Iterable[ManagedNDArray]) -> list[ManagedNDArray]:
-    found = list(arrays)
-    for array in found:
-        if not isinstance(array, ManagedNDArray):
+    if not isinstance(arrays, Iterable):
+        raise TypeError(f"give the managed arrays in a list, not {reprlib.repr(arrays)}")
+    found: list[ManagedNDArray] = []
+    for array in arrays:
+        if not isinstance(array, ManagedNDArray):  # as they come: there may be no end of others
             raise TypeError(
                 f"these are hints for managed arrays, not for a {type(array).__name__}: managed_array() makes one"
             )
+        found.append(array)
     return found
 
 

@@ -74,7 +74,7 @@ VERBS = {
 }
 #: Arguments that are only asked whether they are true, which not everything can tell.
 FLAGS, FLAG = (
-    {"reset", "non_blocking", "timing", "race_check"},
+    {"reset", "non_blocking", "timing", "race_check", "to_host", "discard"},
     st.booleans() | INTEGERS | st.none() | st.text(max_size=2),
 )
 #: Methods of what devmem hands out.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import pickle
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +132,8 @@ class SaysNoOrder(Mine):
 
 
 @pytest.mark.parametrize(
-    ("kind", "says"), [(SaysNoContract, "does not say for which contract"), (SaysNoOrder, "neither true nor false")]
+    ("kind", "says"),
+    [(SaysNoContract, "does not say for which contract"), (SaysNoOrder, "is array.*, not true or false")],
 )
 def test_a_resource_that_answers_nothing_about_itself(kind: type[Mine], says: str) -> None:
     with pytest.raises(dm.PluginError, match=says):
@@ -211,3 +214,36 @@ def test_a_log_that_goes_too_deep_is_told(tmp_path: Path) -> None:
     path.write_text('{"a":' * 9000 + "\n")
     with pytest.raises(view.NotShown, match="not a record"):
         view.document(path)
+
+
+HOST = np.arange(6.0)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda flag: dm.to_device(HOST, 0, flag),
+        lambda flag: dm.to_device([1, 2], 0, flag),
+        lambda flag: dm.asarray(HOST, copy=flag),
+        lambda flag: dm.from_dlpack(HOST, copy=flag),
+    ],
+)
+def test_an_array_is_no_flag(verb: Callable[[Any], Any]) -> None:
+    for flag in (HOST, dm.SmartArray(HOST)):
+        with pytest.raises(TypeError, match="copy is True or False, not"):
+            verb(flag)
+
+
+def test_a_flag_of_numpys_is_one() -> None:
+    array = dm.to_device(HOST)
+    assert dm.asarray(array, copy=np.True_) is not array
+    with pytest.raises(dm.LayoutError, match="copy=False"):
+        dm.asarray(HOST, copy=np.False_)
+    assert dm.to_device(HOST, copy=np.True_).tolist() == HOST.tolist()
+
+
+@pytest.mark.parametrize("verb", [dm.prefetch_managed, dm.discard_managed])
+@pytest.mark.parametrize(("arrays", "says"), [(None, "in a list, not None"), (itertools.repeat(1), "not for a int")])
+def test_hints_for_what_is_no_list_of_managed_arrays(verb: Callable[[Any], None], arrays: Any, says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        verb(arrays)

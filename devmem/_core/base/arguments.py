@@ -82,6 +82,20 @@ def is_named(stream: object) -> bool:
     return stream is not None
 
 
+def flag_of(value: object, name: str) -> bool:
+    """True or False, from what counts as one of them.
+
+    Raises
+    ------
+    TypeError
+        It cannot tell: an array of several elements, say, that was given in the place of another argument.
+    """
+    try:
+        return bool(value)
+    except ValueError:
+        raise TypeError(f"{name} is True or False, not {reprlib.repr(value)}") from None
+
+
 def is_dtype(what: object) -> bool:
     """Whether something that was given for something else is a dtype."""
     if not isinstance(what, (str, type, np.dtype)):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import reprlib
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection
 from functools import lru_cache
@@ -171,9 +172,15 @@ def check_resource(found: object, spelled: str, origin: str = "") -> MemoryResou
         if inspect.isfunction(value):
             raise PluginError(f"{spelled}.{fact} is a method: make it a property (from {origin}{defined_at(value)})")
     try:
-        bool(getattr(found, "stream_ordered", False))
+        ordered = getattr(found, "stream_ordered", False)
     except (Exception, SystemExit) as error:
-        raise PluginError(f"{spelled}.stream_ordered is neither true nor false (from {origin}): {error!r}") from error
+        raise PluginError(f"{spelled}.stream_ordered raises (from {origin}): {error!r}") from error
+    try:
+        bool(ordered)
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"{spelled}.stream_ordered is {reprlib.repr(ordered)}, not true or false (from {origin})"
+        ) from error
     return found
 
 
