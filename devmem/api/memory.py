@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 
+from .._core.base.arguments import integer_of
 from .._core.base.device_handle import CurrentDevice
 from .._core.device.device import DeviceLike, open_device_of
 from .._core.device.open_device import finish_closing
@@ -104,10 +104,7 @@ def trim(keep_bytes: int = 0, device: DeviceLike = None) -> None:
     >>> dm.memory_info().pending
     0
     """
-    try:
-        keep_bytes = operator.index(keep_bytes)
-    except TypeError:
-        raise TypeError(f"trim(keep_bytes={keep_bytes!r}): what is kept is a whole number of bytes") from None
+    keep_bytes = integer_of(keep_bytes, "trim(keep_bytes=): what is kept is a whole number of bytes")
     if keep_bytes < 0:
         raise ConfigError(f"trim(keep_bytes={keep_bytes}): what is kept is a number of bytes, from 0 on")
     keep_bytes = min(keep_bytes, sys.maxsize)  # drivers count in 64 bits

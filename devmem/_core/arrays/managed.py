@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from ...spi.sizes import exact_size
 from ...spi.types import LEGACY_STREAM, Capability, Place, PlaceKind
 from ..base.address import extent
 from ..base.advice import made_by
+from ..base.arguments import integer_of
 from ..base.device_handle import CurrentDevice
 from ..device.device import DeviceLike, device_of
 from ..interop.dlpack import CPU
@@ -136,7 +136,7 @@ def _place_of(opened: OpenDevice, to_host: bool, device: object, numa_node: obje
     if device is not None and (to_host or numa_node is not None):
         raise LayoutError("pages are moved to one place: give device=, or to_host=True with or without numa_node=")
     if numa_node is not None:
-        node = operator.index(numa_node)  # type: ignore[arg-type]
+        node = integer_of(numa_node, "numa_node= is the number of a NUMA node, an integer")
         if not 0 <= node < 1 << 31:
             raise LayoutError(f"numa_node={node} is no NUMA node: they are counted from 0")
         return Place(PlaceKind.NUMA_NODE, node)

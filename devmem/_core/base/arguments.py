@@ -42,6 +42,14 @@ def shape_of(shape: object) -> Shape:
     return lengths
 
 
+def integer_of(value: object, rule: str) -> int:
+    """The integer that an argument is; else TypeError, in which ``rule`` says what it is to be."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{rule}, not {reprlib.repr(value)}") from None
+
+
 def integers_of(values: object, rule: str) -> Shape:
     """The integers in a sequence that has one for each axis. It is not read further than an array has axes.
 

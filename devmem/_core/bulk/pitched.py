@@ -6,7 +6,6 @@ shape (depth, height, width), which the copy engine hands to the driver's copies
 
 from __future__ import annotations
 
-import operator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from ...spi.errors import LayoutError
 from ..arrays.creation import empty
 from ..arrays.ndarray import DeviceNDArray, device_view
-from ..base.arguments import layout_of
+from ..base.arguments import integer_of, layout_of
 from ..base.array_view import address_range
 from ..base.layout import Shape
 from ..device.open_device import OpenDevice
@@ -117,7 +116,4 @@ def _rows(name: str, nbytes: int, extent: Shape, where: Given) -> Rows:
 
 
 def _integer(name: str, value: object) -> int:
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"{name} is a number of bytes, rows or slices, an integer, not {value!r}") from None
+    return integer_of(value, f"{name} is a number of bytes, rows or slices, an integer")

@@ -13,7 +13,6 @@ and, for a moment, at the interpreter's exit.
 from __future__ import annotations
 
 import atexit
-import operator
 import threading
 import weakref
 from collections import deque
@@ -28,7 +27,7 @@ from ...spi.errors import DevmemError, LayoutError
 from ...toolkit.deferred_errors import FirstError
 from ...toolkit.threads import run_apart
 from ..arrays.ndarray import DeviceNDArray, device_view
-from ..base.arguments import is_named
+from ..base.arguments import integer_of, is_named
 from ..base.device_handle import CurrentDevice
 from ..base.interrupts import check_may_wait, holds_nothing
 from ..device.device import DeviceLike, open_device_of
@@ -84,7 +83,7 @@ class Prefetcher(Generic[T]):
     def __init__(
         self, iterable: Iterable[Any], depth: int = 2, stream: StreamLike = 0, device: DeviceLike = None
     ) -> None:
-        count = operator.index(depth)
+        count = integer_of(depth, "prefetch(depth=) is a number of items, an integer")
         if not 1 <= count <= MOST_ITEMS:
             raise LayoutError(f"prefetch(depth={depth}): at least one item is on its way, and {MOST_ITEMS:,} at most")
         if isinstance(iterable, Mapping):
