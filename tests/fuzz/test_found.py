@@ -6,6 +6,7 @@ import importlib.metadata
 import itertools
 import pickle
 import struct
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -261,3 +262,20 @@ def test_hints_for_what_is_no_list_of_managed_arrays(verb: Callable[[Any], None]
 def test_what_is_no_integer_is_told_by_its_name(verb: Callable[[Any, Any], Any]) -> None:
     with pytest.raises(TypeError, match=r"(section|depth|axis|kept).*, not 'abc'"):
         verb(dm.to_device(HOST), "abc")
+
+
+def nested(levels: int) -> Any:
+    """A record in records."""
+    fields: Any = "<f4"
+    for _ in range(levels):
+        fields = [("a", fields)]
+    return fields
+
+
+@pytest.mark.parametrize("fields", [[("", ",")], [("a", "9" * 5000)], [("a", [("b", ",")])], nested(2000)])
+def test_fields_of_an_interface_that_numpy_reads_as_python(fields: Any) -> None:
+    said = {"shape": (), "typestr": "|V8", "data": (0, False), "version": 3, "strides": None, "descr": fields}
+    if not dm.current_device().info.exchange.array_interface:
+        pytest.skip("this device knows no such interface")
+    with pytest.raises(dm.LayoutError, match="is not one: (SyntaxError|RecursionError)"):
+        dm.as_device_array(types.SimpleNamespace(__cuda_array_interface__=said))

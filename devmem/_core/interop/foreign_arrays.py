@@ -254,7 +254,8 @@ def _parsed(interface: dict[str, Any], obj: object) -> tuple[int, bool, np.dtype
             strides = integers_of(strides, "its strides are integers")
         dtype = _element_type(interface)
         stream, mask = optional("stream"), optional("mask")
-    except (TypeError, LookupError, ValueError, AttributeError, OverflowError) as error:
+    except (TypeError, LookupError, ValueError, AttributeError, ArithmeticError, SyntaxError, RecursionError) as error:
+        # NumPy reads parts of a dtype's text as Python's, and goes as deep as records lie in one another.
         raise LayoutError(f"{_interface(obj)} is not one: {type(error).__name__}: {error}") from None
     if not 0 <= version <= INTERFACE_VERSION:
         raise UnsupportedError(f"{_interface(obj)} has version {version}, this devmem reads up to {INTERFACE_VERSION}")
