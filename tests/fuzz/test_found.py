@@ -277,5 +277,5 @@ def test_fields_of_an_interface_that_numpy_reads_as_python(fields: Any) -> None:
     said = {"shape": (), "typestr": "|V8", "data": (0, False), "version": 3, "strides": None, "descr": fields}
     if not dm.current_device().info.exchange.array_interface:
         pytest.skip("this device knows no such interface")
-    with pytest.raises(dm.LayoutError, match="is not one: (SyntaxError|RecursionError)"):
+    with pytest.raises(dm.LayoutError, match=r"is not one: (SyntaxError|RecursionError)"):
         dm.as_device_array(types.SimpleNamespace(__cuda_array_interface__=said))
