@@ -207,6 +207,21 @@ class DeviceHandle(HandleState):
         """Whether a graph is being captured on a stream; the device is entered."""
         return Capability.CAPTURE in self.capabilities and bool(self.driver.capturing(stream))
 
+    def check_order(self, later: int, earlier: int) -> None:
+        """Raise UnsupportedError where a graph is captured on a stream, by handle, that is to wait for one outside of the graph.
+
+        The driver would end the capture. The device is entered.
+        """
+        if self.capturing(later) and not self.capturing(earlier):
+            self.refuse_order(later)
+
+    def refuse_order(self, later: int) -> NoReturn:
+        """Say that a stream on which a graph is captured waits for nothing else."""
+        raise UnsupportedError(
+            f"the stream {later:#x} of {self.device} is capturing a graph, which cannot wait for what is on a stream outside of "
+            f"it: make the array on the captured stream, or use it there once, before the capture"
+        )
+
     def require(self, capability: Capability, purpose: str, instead: str) -> None:
         """Raise UnsupportedError unless the device has a capability."""
         if capability not in self.capabilities:

@@ -235,9 +235,17 @@ def _check_device(device: object, array: DeviceNDArray[Any], side: str) -> None:
         raise LayoutError(f"device={device!s} is not where the {side} is ({array.device}): {instead}")
 
 
+def _check_stream(opened: OpenDevice, stream: Stream) -> None:
+    """Raise where the copy would be a part of a graph: nothing tells when that has run."""
+    stream.check_not_recorded("copy_async()")
+    with CurrentDevice(opened.handle):
+        stream.check_not_captured("copy_async()")
+
+
 def _new_on_device(src: object, stream: StreamLike, device: object) -> Transfer[Any]:
     opened = open_device_of(device)
     chosen = opened.streams.stream_of(stream)
+    _check_stream(opened, chosen)
     source = host_array(src)
     shape, itemsize = source.shape, source.itemsize
     strides = None if source.flags.c_contiguous else like_strides(shape, source.strides, itemsize)
@@ -261,7 +269,7 @@ def _into_device(
     origin = host_array(src) if source is None else source
     check_same("copy_async", target.shape, target.dtype, origin.shape, origin.dtype)
     chosen = opened.streams.stream_of(stream if target.stream is None else stream or target.stream)
-    chosen.check_not_recorded("copy_async()")
+    _check_stream(opened, chosen)
     with opened.free_queue.without_waiting():
         target.put(origin, chosen, waits=False)
     return _transfer(opened, chosen, origin, dst, None)
@@ -286,7 +294,7 @@ def _start(
         check_destination(dst, source.shape, source.dtype, "copy_async")
         target = cast("npt.NDArray[Any]", dst)
     chosen = opened.streams.stream_of(stream if source.stream is None else stream or source.stream)
-    chosen.check_not_recorded("copy_async()")
+    _check_stream(opened, chosen)
     with CurrentDevice(opened.handle):
         opened.free_queue.free_if_due()
         with StreamUse(chosen, source.allocation):

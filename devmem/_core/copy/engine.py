@@ -36,7 +36,7 @@ from .host_memory import HostMemory, host_memory_of
 from .plan import GAPS, SMALL_DOWNLOAD, SMALL_UPLOAD, SPARSE_PART, CopyPlan, Route, plan_copy
 from .staging import Download, GrowingRing, Ring, upload
 from .staging.blocks import Block, block_offset, block_shape, blocks, nearest, tiles
-from .submit import Submitter
+from .submit import PAGEABLE, Submitter
 
 H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D  # an enum's attribute takes as long as a call
 DIRECT, ROWS, PACKED = Route.DIRECT, Route.ROWS, Route.PACKED
@@ -131,8 +131,10 @@ class CopyEngine:
         """
         if not src.nbytes:
             return
-        if self.coherent and self._copy_shared(H2D, dst, src, stream, blocking or waits, waits):
-            return
+        if self.coherent:
+            if self._copy_shared(H2D, dst, src, stream, blocking or waits, waits):
+                return
+            self.check_capturable(dst, stream)
         device, host = (dst, src) if dst._strides is None else along_memory(dst, src)
         plan = plan_copy(H2D, device, host, self, stream, host_copy=host_copy, waits=waits)
         if stream.recorder is not None:
@@ -314,6 +316,7 @@ class CopyEngine:
     ) -> CopyPlan:
         """Copy between regions of the device that have no byte in common, as a part of a copy that the caller counts."""
         if self.coherent:
+            self.check_capturable(dst, stream)
             self.await_source(src, stream)
         plan = plan_copy(D2D, dst, src, self, stream, waits=waits)
         if plan.route is not Route.STAGED:
@@ -338,13 +341,29 @@ class CopyEngine:
         return plan.rows.boxes(dst._ptr, src._ptr)
 
     def is_system(self, view: ArrayView[Any]) -> bool:
-        """Whether an array is in memory of the host that the device uses in place; the device is entered."""
-        return self.coherent and self.handle.knows_pointers and self.handle.driver.pointer_range(view._ptr) is None
+        """Whether an array is in pageable memory of the host, if in part, that is used in place; the device is entered."""
+        if not (self.coherent and self.handle.knows_pointers):
+            return False
+        low, high = address_range(view)
+        return any(self.handle.driver.pointer_range(at) is None for at in {low, high - 1})
 
     def await_source(self, src: ArrayView[Any], stream: Stream) -> None:
         """Wait for a stream before what is used in place is read: drivers read that at the call, ahead of enqueued work."""
-        if self.is_system(src) and not stream.is_capturing():
+        if stream.recorder is None and self.is_system(src):
+            stream.check_not_captured(PAGEABLE)
             self.wait_for(stream)
+
+    def check_capturable(self, view: ArrayView[Any], stream: Stream) -> None:
+        """Raise where a graph is captured on the stream, and an array is in pageable memory that is used in place."""
+        if stream.recorder is None and stream.is_capturing() and self.is_system(view):
+            stream.check_not_captured(PAGEABLE)
+
+    def check_upload(self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream) -> None:
+        """Raise where a graph, which is captured on the stream, cannot have an upload; of the destination the layout counts."""
+        if self.memory_of(src) not in (HostMemory.LOCKED, HostMemory.MANAGED):
+            stream.check_not_captured(PAGEABLE)
+        if plan_copy(H2D, *along_memory(dst, src), self, stream).route not in (DIRECT, ROWS):
+            stream.check_waitable()
 
     def wait_for(self, stream: Stream) -> None:
         """Wait for a stream, and count it as waiting."""

@@ -69,6 +69,8 @@ class Submitter:
         """Copy one run of bytes, cut where page-locked memory begins or ends, or ``rows`` of elements of the user's."""
         locks, copy = self.page_locks, (stream.recorder or self.handle.driver).copy
         before = locks.segments
+        if before and host is not None and not stream.simple and locks.cuts(*extent(host)) and self._is_pageable(host):
+            stream.check_not_captured(PAGEABLE)  # before the part that is page-locked is copied
         while True:
             if before and not blocking and self._shares_pages(host, stream):
                 blocking = True  # its owner may change it: it is pageable to that one, and page-locked to the driver

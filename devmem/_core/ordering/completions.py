@@ -281,7 +281,14 @@ class CompletionTracker:
         return len(self.in_flight.get(stream, ()))
 
     def order(self, later: int, earlier: int) -> None:
-        """Make one stream's later work wait for what is on another now; by handle."""
+        """Make one stream's later work wait for what is on another now; by handle.
+
+        Raises
+        ------
+        UnsupportedError
+            A graph is captured on the later one alone.
+        """
+        self.handle.check_order(later, earlier)
         self.handle.driver.stream_wait(later, self.events.record(earlier))
 
     def order_behind(self, later: int, earlier: Stream) -> None:

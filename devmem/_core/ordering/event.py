@@ -315,10 +315,15 @@ def wait_for(device: DeviceHandle, stream: int, event: Event) -> None:
     Where no stream can, the host waits. A device that was closed has completed its work.
     """
     other = event.device_handle
-    if other is device:
-        device.driver.stream_wait(stream, event.handle)
-    elif other.dead is None:
-        if orders(device, other):
-            device.driver.stream_wait_peer(stream, event.handle, other.info.ordinal)
-        else:
-            event.synchronize()
+    try:
+        if other is device:
+            device.driver.stream_wait(stream, event.handle)
+        elif other.dead is None:
+            if orders(device, other):
+                device.driver.stream_wait_peer(stream, event.handle, other.info.ordinal)
+            else:
+                event.synchronize()
+    except BackendError:
+        if device.capturing(stream):  # and the event was recorded outside of the graph, which only the driver knows
+            device.refuse_order(stream)
+        raise

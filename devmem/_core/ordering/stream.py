@@ -268,6 +268,11 @@ class Stream(StreamState, EventStream, _Advice):
         They may be another device's. The host does not wait, unless that device is another backend's, or the backend lacks
         ``peer_events``.
 
+        Raises
+        ------
+        UnsupportedError
+            A graph is captured on this stream, and what it is to wait for is no part of the graph.
+
         Examples
         --------
         >>> loading, working = dm.stream(), dm.stream()
@@ -278,6 +283,9 @@ class Stream(StreamState, EventStream, _Advice):
         """
         if isinstance(event, Stream):
             self.check_not_recorded("to wait for what is on another stream now")
+            if event.device_handle is self.device_handle:
+                with CurrentDevice(self.device_handle):
+                    self.device_handle.check_order(self._handle_here(), event.handle)
             event = event.record()
         if not isinstance(event, Event):
             raise TypeError(f"a stream waits for a devmem.Event or another devmem.Stream, not for {event!r}")

@@ -470,6 +470,8 @@ class TestRuntime(truth.Devices):
     @emulator_only
     def test_modules_kernels_and_graphs_are_not_supported(self, stream):
         returns(hip.hipModuleLoadData(ctypes.byref(ctypes.c_uint64()), address_of(sample())), NOT_SUPPORTED)
+        returns(hip.hipModuleGetFunction(ctypes.byref(ctypes.c_uint64()), 1, b"kernel"), NOT_SUPPORTED)
+        returns(hip.hipModuleUnload(1), NOT_SUPPORTED)
         returns(hip.hipModuleLaunchKernel(0, 1, 1, 1, 1, 1, 1, 0, 0, None, None), NOT_SUPPORTED)
         returns(hip.hipLaunchKernel(0, 1, 1, 1, 1, 1, 1, None), NOT_SUPPORTED)
         returns(hip.hipGraphCreate(ctypes.byref(ctypes.c_uint64()), 0), NOT_SUPPORTED)
@@ -982,6 +984,13 @@ class TestPointers:
 
 @claims("Memory Management; hip-is-not-cuda 6.7, 6.8, 6.20")
 class TestCopies(truth.Copies):
+    def test_a_copy_with_a_stream_comes_behind_what_is_there_and_waits(self, block, stream):
+        """By the runtime's source; the reference has only "Memory copy on the stream" (hipMemcpyWithStream)."""
+        back = sample()
+        ok(hip.hipMemsetD8Async(block, 6, 4096, stream))
+        ok(hip.hipMemcpyWithStream(address_of(back), block, 4096, D2H, stream))
+        assert (back == 6).all()
+
     @pytest.mark.parametrize("kind", [H2D, ANY_KIND, D2D, 1024])
     def test_the_addresses_determine_the_direction_not_the_kind(self, block, kind):
         here = sample(value=5)
@@ -1223,9 +1232,32 @@ class TestBoxes:
         assert (back[:, :3, :4] == here[1:3, 1:4, 1:5]).all()
         returns(hip.hipMemcpy3D(None), INVALID_VALUE)
 
+    def test_a_3d_copy_on_a_stream_comes_behind_what_is_there(self, block, stream):
+        """ "Copies data between host and device asynchronously" (hipMemcpy3DAsync)."""
+        back = np.zeros((2, 3, 4), np.uint8)
+        copy = Copy3D(
+            src=Pitched(block, 16, 16, 8),
+            dst=Pitched(address_of(back), 4, 4, 3),
+            extent=Triple(4, 3, 2),
+            kind=D2H,
+        )
+        ok(hip.hipMemsetD8Async(block, 9, 4096, stream))
+        ok(hip.hipMemcpy3DAsync(ctypes.byref(copy), stream))
+        ok(hip.hipStreamSynchronize(stream))
+        assert (back == 9).all()
+        returns(hip.hipMemcpy3DAsync(None, stream), INVALID_VALUE)
+
 
 @claims("Memory Management")
 class TestFills(truth.Fills):
+    def test_fills_on_a_stream_write_units_of_2_or_4_bytes_in_its_order(self, block, stream):
+        """ "Fills the memory area pointed to by dest with the constant short value" (hipMemsetD16Async), "integer" (D32)."""
+        ok(hip.hipMemsetD32Async(block, 0x44556677, 4, stream))
+        ok(hip.hipMemsetD16Async(block, 0x2233, 4, stream))
+        ok(hip.hipStreamSynchronize(stream))
+        assert (read(block, 8).view(np.uint16) == 0x2233).all()
+        assert (read(block, 16)[8:].view(np.uint32) == 0x44556677).all()
+
     def test_a_fill_of_bytes_takes_the_lowest_byte(self, block):
         ok(hip.hipMemset(block, 0x1FF, 4096))
         assert (read(block, 4096) == 255).all()
@@ -1455,6 +1487,26 @@ class TestPools(truth.Pools):
         address = hip.out("hipMalloc", 64)
         ok(hip.hipFreeAsync(address, stream))
         ok(hip.hipStreamSynchronize(stream))
+
+    def test_a_pool_is_trimmed_of_what_is_free(self, pool, stream):
+        """ "The allocator cannot release OS allocations that back outstanding asynchronous allocations" (hipMemPoolTrimTo)."""
+
+        def reserved():
+            found = ctypes.c_uint64()
+            ok(hip.hipMemPoolGetAttribute(pool, 5, ctypes.byref(found)))
+            return found.value
+
+        kept = ctypes.c_uint64(1 << 40)
+        ok(hip.hipMemPoolSetAttribute(pool, 4, ctypes.byref(kept)))
+        address = hip.out("hipMallocFromPoolAsync", 4096, pool, stream)
+        ok(hip.hipStreamSynchronize(stream))
+        ok(hip.hipMemPoolTrimTo(pool, 0))
+        assert reserved() >= 4096
+        ok(hip.hipFreeAsync(address, stream))
+        ok(hip.hipStreamSynchronize(stream))
+        assert reserved() >= 4096
+        ok(hip.hipMemPoolTrimTo(pool, 0))
+        assert reserved() == 0
 
     def test_attributes_of_pools_can_be_set_and_read(self, pool):
         word = ctypes.c_uint64(1 << 20)

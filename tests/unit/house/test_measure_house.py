@@ -128,7 +128,7 @@ CEILINGS = {
     "_core/telemetry": 6,
     "_core/stacks": 5,
     "_core/lifetime": 12,
-    "_core/copy": 17,
+    "_core/copy": 18,
     "_core/device": 10,
     "_core/interop": 15,
     "_core/arrays": 14,

@@ -112,6 +112,7 @@ class _Upload:
         self.sources: list[npt.NDArray[Any]] = leaves if len(numbers) == len(leaves) else [leaves[at] for at in numbers]
         self.sizes: list[int] = list(map(_nbytes, self.sources))
         self.in_progress = slice(None)
+        self.captured = stream.is_capturing()
         self._page_locks_seen = opened.page_locks.segments
         routes = self._routes()
         if routes and routes.count(routes[0]) < len(routes):  # else they lie as they are given
@@ -129,6 +130,8 @@ class _Upload:
         total = sum(self.steps)
         if not total:
             return self._arrays(None, contiguous=False)
+        if self.captured:
+            self._check_captured()
         block = self.opened.memory.allocate(total, self.stream, self.bound is None)
         try:
             with StreamUse(self.stream, block):
@@ -149,9 +152,18 @@ class _Upload:
             raise
         return arrays
 
+    def _check_captured(self) -> None:
+        """Raise where a graph cannot have one of the copies, before it has any."""
+        for at, (source, nbytes) in enumerate(zip(self.sources, self.sizes, strict=True)):
+            self.in_progress = slice(at, at + 1)
+            if nbytes:
+                shape, dtype = source.shape, source.dtype
+                strides = None if source.flags.c_contiguous else like_strides(shape, source.strides, dtype.itemsize)
+                self.opened.copies.check_upload(ArrayView(0, shape, dtype, strides), source, self.stream)
+
     def _routes(self) -> list[_Route]:
         """Choose the way of each array; an empty list where all are packed."""
-        if self.sources and self.stream.is_capturing():
+        if self.sources and self.captured:
             # What a graph copies it copies whenever it is launched, from where the user's arrays are.
             return [_Route.SINGLE] * len(self.sources)
         if max(self.sizes, default=0) < LARGE:

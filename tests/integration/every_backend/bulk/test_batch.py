@@ -581,8 +581,8 @@ def test_arrays_of_their_own_are_put_together_by_one_call(device, need, recorded
 def test_where_a_graph_is_captured_everything_is_copied_from_where_it_is(device, monkeypatch):
     context = device.opened()
     stream = dm.stream()
-    leaves = [np.arange(10), np.arange(20.0), np.zeros(0), np.arange(100_000), pinned(40 * KIB), pinned(40 * KIB, 1)]
-    batch = tuple(leaf.ctypes.data for leaf in leaves[-2:])
+    leaves = [pinned(80), pinned(160, 1), np.zeros(0), pinned(800_000), pinned(40 * KIB), pinned(40 * KIB, 1)]
+    batch = tuple(leaf.ctypes.data for leaf in leaves[3:])
     seen, captured = [], {stream.handle}
 
     class Capturing:

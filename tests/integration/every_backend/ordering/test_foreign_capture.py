@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import mmap
 import threading
 import warnings
 
@@ -39,7 +40,8 @@ class Foreign:
     def __init__(self, device, library, create, begin, end, destroy):
         calls = ctypes.CDLL(library)
         create, begin, self.end, self.destroy = (getattr(calls, name) for name in (create, begin, end, destroy))
-        self.asked, self.told, self.result = threading.Event(), threading.Event(), None
+        self.asked, self.told, self.result, self.nodes = threading.Event(), threading.Event(), None, None
+        count = getattr(calls, "cuGraphGetNodes", None)
         stream, graph = self.stream, _ = ctypes.c_void_p(), ctypes.c_void_p()
 
         def run():
@@ -53,6 +55,10 @@ class Foreign:
                 assert self.asked.wait(patience())
                 self.result = self.end(stream, ctypes.byref(graph))
                 if not self.result:
+                    self.nodes, found = 0, ctypes.c_size_t()
+                    if count is not None:  # not every emulated library has it
+                        assert count(graph, None, ctypes.byref(found)) == 0
+                        self.nodes = found.value
                     assert self.destroy(graph) == 0
 
         self.thread = threading.Thread(target=run)
@@ -78,25 +84,40 @@ def foreign(device):
     dm.close()  # memory that a graph may use stays until then, and later tests count what is live
 
 
-#: What cannot be captured, of an array, managed memory and the stream on which another library captures a graph.
+#: What cannot be captured, of the `Captured` things.
 REFUSED = {
-    "synchronize": lambda array, managed, stream: stream.synchronize(),
-    "query": lambda array, managed, stream: stream.query(),
-    "close": lambda array, managed, stream: stream.close(),
-    "add_callback": lambda array, managed, stream: stream.add_callback(print),
-    "pageable upload": lambda array, managed, stream: array.copy_to_device(DATA, stream=stream),
-    "pageable download": lambda array, managed, stream: array.copy_to_host(stream=stream),
-    "pageable rows": lambda array, managed, stream: array.reshape(2, 500)[:, :250].copy_to_device(
-        DATA.reshape(2, 500)[:, 250:], stream=stream
+    "synchronize": lambda w: w.stream.synchronize(),
+    "query": lambda w: w.stream.query(),
+    "close": lambda w: w.stream.close(),
+    "add_callback": lambda w: w.stream.add_callback(print),
+    "pageable upload": lambda w: w.array.copy_to_device(DATA, stream=w.stream),
+    "pageable download": lambda w: w.array.copy_to_host(stream=w.stream),
+    "pageable rows": lambda w: w.array.reshape(2, 500)[:, :250].copy_to_device(
+        DATA.reshape(2, 500)[:, 250:], stream=w.stream
     ),
-    "gathered upload": lambda array, managed, stream: array.copy_to_device(DATA[::-1], stream=stream),
-    "many pageable ones": lambda array, managed, stream: dm.to_device_many([DATA, DATA[::2]], stream),
-    "to be sent": lambda array, managed, stream: array.get_ipc_handle(),
-    "prefetch": lambda array, managed, stream: dm.prefetch_managed([managed], stream=stream),
-    "prefetch to a place": lambda array, managed, stream: dm.prefetch_managed([managed], numa_node=0, stream=stream),
-    "discard": lambda array, managed, stream: dm.discard_managed([managed], stream=stream),
+    "gathered upload": lambda w: w.array.copy_to_device(DATA[::-1], stream=w.stream),
+    "many pageable ones": lambda w: dm.to_device_many([DATA, DATA[::2]], w.stream),
+    "many, one of them pageable": lambda w: dm.to_device_many([w.locked, DATA], w.stream),
+    "many, one of them to be gathered": lambda w: dm.to_device_many([w.locked, w.locked[::-1]], w.stream),
+    "partly page-locked upload": lambda w: w.array.copy_to_device(w.partly, stream=w.stream),
+    "partly page-locked download": lambda w: w.array.copy_to_host(w.partly, stream=w.stream),
+    "in the background": lambda w: dm.copy_async(w.locked, w.array, stream=w.stream),
+    "to the host in the background": lambda w: dm.copy_async(w.array, w.locked, stream=w.stream),
+    "anew in the background": lambda w: dm.copy_async(w.locked, stream=w.stream),
+    "made on another stream": lambda w: w.array.copy_to_device(w.elsewhere, stream=w.stream),
+    "made on another stream, filled": lambda w: w.elsewhere.fill(0, stream=w.stream),
+    "declared work on what another stream made": lambda w: w.elsewhere.record_stream(w.stream),
+    "to wait for another stream": lambda w: w.stream.wait(w.other),
+    "to wait for an event": lambda w: w.stream.wait(w.event),
+    "lent to the capture": lambda w: w.elsewhere.__dlpack__(stream=w.stream.handle),
+    "to be sent": lambda w: w.array.get_ipc_handle(),
+    "prefetch": lambda w: dm.prefetch_managed([w.managed], stream=w.stream),
+    "prefetch to a place": lambda w: dm.prefetch_managed([w.managed], numa_node=0, stream=w.stream),
+    "discard": lambda w: dm.discard_managed([w.managed], stream=w.stream),
 }
 NEEDS = {
+    "partly page-locked upload": ("host_register",),
+    "partly page-locked download": ("host_register",),
     "to be sent": ("ipc",),
     "prefetch": ("managed",),
     "prefetch to a place": ("managed", "managed_places"),
@@ -104,23 +125,82 @@ NEEDS = {
 }
 
 
+class Captured:
+    """What the calls use, ready before the capture; nothing runs."""
+
+    def __init__(self, stream, needs):
+        self.stream, self.other = stream, dm.stream(non_blocking=True)
+        self.managed = dm.managed_array(1000) if "managed" in needs else None
+        self.locked = dm.pinned_array_like(DATA)
+        pages = np.zeros(3 * mmap.PAGESIZE, np.uint8)
+        start = -pages.ctypes.data % mmap.PAGESIZE + mmap.PAGESIZE - DATA.nbytes // 2  # half of it in the next page
+        self.partly = pages[start : start + DATA.nbytes].view(DATA.dtype)
+        if "host_register" in needs:
+            dm.register(self.partly[:500])
+        self.elsewhere = dm.to_device(DATA)
+        self.event = dm.event()
+        self.event.record(self.other)
+        self.array = dm.to_device(DATA, stream=stream)
+        dm.to_device_many([DATA, DATA[::2]], stream)  # what it needs is there
+        dm.to_device(DATA, stream=stream)
+        dm.synchronize()
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_captured_is_refused_and_spoils_nothing(foreign, need, name):
-    need(*NEEDS.get(name, ()))
+    """By the verb, before anything of it is in the graph."""
+    needs = NEEDS.get(name, ())
+    need(*needs)
     foreign.of = stream = dm.stream(non_blocking=True)
-    managed = dm.managed_array(1000) if "managed" in NEEDS.get(name, ()) else None
-    with dm.use_memory("driver"):
-        array = dm.to_device(DATA, stream=stream)
-    dm.to_device_many([DATA, DATA[::2]], stream)  # what it needs is there
-    stream.synchronize()
-    with foreign:
-        with pytest.raises(dm.UnsupportedError, match=r"is capturing a graph|cannot discard"):
-            REFUSED[name](array, managed, stream)
-        trimmed_meanwhile()
-    assert foreign.result == 0
+    with dm.use_memory("driver" if name == "to be sent" else "pool"):
+        ready = Captured(stream, needs)
+        with foreign:
+            with pytest.raises(dm.UnsupportedError, match=r"is capturing a graph|cannot discard"):
+                REFUSED[name](ready)
+            trimmed_meanwhile()
+    assert (foreign.result, foreign.nodes) == (0, 0)
     assert not stream.closed
     stream.synchronize()
+    assert np.array_equal(ready.array.copy_to_host(), DATA)
+    if "host_register" in needs:
+        dm.deregister(ready.partly[:500])
+
+
+#: What cannot be captured of pageable memory of the host that is used in place, of a device array and page-locked memory.
+IN_PLACE = {
+    "read": lambda array, other, locked, stream: other.copy_to_device(array, stream=stream),
+    "written": lambda array, other, locked, stream: array.copy_to_device(other, stream=stream),
+    "rows": lambda array, other, locked, stream: other[::2].copy_to_device(array[::2], stream=stream),
+    "download": lambda array, other, locked, stream: array.copy_to_host(locked, stream=stream),
+    "upload": lambda array, other, locked, stream: array.copy_to_device(locked, stream=stream),
+    "rows uploaded": lambda array, other, locked, stream: array.reshape(2, 500)[:, :250].copy_to_device(
+        locked.reshape(2, 500)[:, :250], stream=stream
+    ),
+    "overlapping": lambda array, other, locked, stream: array[1:].copy_to_device(array[:-1], stream=stream),
+    "pattern": lambda array, other, locked, stream: array.view("c16").fill(1j, stream=stream),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_pageable_memory_used_in_place_is_refused_and_spoils_nothing(monkeypatch, request, with_settings, name):
+    monkeypatch.setenv("DEVMEM_EMULATOR_COHERENCE", "2")
+    monkeypatch.setenv("HSA_XNACK", "1")
+    with_settings()
+    foreign = request.getfixturevalue("foreign")
+    if not dm.current_device().info.coherence:
+        pytest.skip("this device takes no addresses of the host's memory")
+    foreign.of = stream = dm.stream(non_blocking=True)
+    with dm.use_memory("pool"):
+        array, other = dm.to_device(DATA.copy(), stream, copy=False), dm.to_device(DATA, stream)
+        dm.to_device(DATA, stream)
+        locked = dm.pinned_array_like(DATA)
+        dm.synchronize()
+        with foreign, pytest.raises(dm.UnsupportedError, match=r"is capturing a graph.*pageable"):
+            IN_PLACE[name](array, other, locked, stream)
+    assert (foreign.result, foreign.nodes) == (0, 0)
+    stream.synchronize()
     assert np.array_equal(array.copy_to_host(), DATA)
+    assert np.array_equal(other.copy_to_host(), DATA)
 
 
 def trimmed_meanwhile():
