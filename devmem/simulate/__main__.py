@@ -7,6 +7,16 @@ import sys
 
 from .command import run
 
+
+def _options() -> list[str]:
+    """The options that this Python was given before ``-m devmem.simulate``, for the program's."""
+    *options, last = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+    if last == "devmem.simulate":
+        *options, last = options
+    flags = last.removesuffix("devmem.simulate").removesuffix("m")  # -um devmem.simulate
+    return options if flags == "-" else [*options, flags]
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         prog="python -m devmem.simulate",
@@ -28,9 +38,13 @@ if __name__ == "__main__":
     program = ["-m", *given.m] if given.m else ["-c", *given.c] if given.c else given.program
     if not program:
         parser.error("which program? give a script, -m MODULE or -c CODE")
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        parser.error(
+            "python -I, -E and -S ignore the environment, by which the program is given devmem: leave them out"
+        )
     sys.exit(
         run(
-            [sys.executable, *program],
+            [sys.executable, *_options(), *program],
             race_check=given.race_check,
             shuffle=given.shuffle,
             fast=given.fast,
