@@ -10,11 +10,13 @@ from .command import run
 
 def _options() -> list[str]:
     """The options that this Python was given before ``-m devmem.simulate``, for the program's."""
-    *options, last = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
-    if last == "devmem.simulate":
-        *options, last = options
-    flags = last.removesuffix("devmem.simulate").removesuffix("m")  # -um devmem.simulate
-    return options if flags == "-" else [*options, flags]
+    options = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+    if options[-1:] == ["devmem.simulate"]:
+        options = [*options[:-2], options[-2] + options[-1]]
+    if not options or not options[-1].endswith("mdevmem.simulate"):
+        return []  # another module runs this one
+    flags = options[-1].removesuffix("mdevmem.simulate")  # of -umdevmem.simulate
+    return [*options[:-1], *([] if flags == "-" else [flags])]
 
 
 if __name__ == "__main__":
