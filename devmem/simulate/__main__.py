@@ -7,6 +7,18 @@ import sys
 
 from .command import run
 
+
+def _options() -> list[str]:
+    """The options that this Python was given before ``-m devmem.simulate``, for the program's."""
+    options = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+    if options[-1:] == ["devmem.simulate"]:
+        options = [*options[:-2], options[-2] + options[-1]]
+    if not options or not options[-1].endswith("mdevmem.simulate"):
+        return []  # another module runs this one
+    flags = options[-1].removesuffix("mdevmem.simulate")  # of -umdevmem.simulate
+    return [*options[:-1], *([] if flags == "-" else [flags])]
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         prog="python -m devmem.simulate",
@@ -28,9 +40,13 @@ if __name__ == "__main__":
     program = ["-m", *given.m] if given.m else ["-c", *given.c] if given.c else given.program
     if not program:
         parser.error("which program? give a script, -m MODULE or -c CODE")
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        parser.error(
+            "python -I, -E and -S ignore the environment, by which the program is given devmem: leave them out"
+        )
     sys.exit(
         run(
-            [sys.executable, *program],
+            [sys.executable, *_options(), *program],
             race_check=given.race_check,
             shuffle=given.shuffle,
             fast=given.fast,

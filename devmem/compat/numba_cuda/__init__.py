@@ -76,6 +76,7 @@ from .cudadrv.error import CudaSupportError
 from .cudadrv.ipc import GetIpcHandleMixin, IpcHandle
 from .cudadrv.memory_managers import BaseCUDAMemoryManager, HostOnlyCUDAMemoryManager, MemoryInfo, set_memory_manager
 from .cudadrv.pointers import MappedMemory, MemoryPointer, PinnedMemory
+from .cudadrv.runtime import runtime
 from .device_functions import SIMULATED, VECTORS, CudaFunction
 from .errors import KernelRuntimeError
 from .kernel import COMPILER_ONLY, LINKED, REFUSED, compiler_only, jit
@@ -145,6 +146,7 @@ __all__ = [
     "profile_stop",
     "profiling",
     "require_context",
+    "runtime",
     "select_device",
     "set_memory_manager",
     "shared",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,13 @@ from .kernel import OPTIONS, _signatures
 
 #: Threads of a block, and blocks of the first pass of a reduction at most.
 THREADS, BLOCKS = 128, 64
+#: How arrays and numbers may be cast to the declared types, the closest first.
+CASTINGS: tuple[tuple[Any, Any], ...] = (
+    ("equiv", "equiv"),
+    ("equiv", "same_kind"),
+    ("safe", "safe"),
+    ("same_kind", "same_kind"),
+)
 
 
 class Reduce:
@@ -113,7 +120,8 @@ class Vectorized:
             raise TypeError(f"{self.__name__} takes {self.nin} arguments, and was given {len(args)}")
         arrays = [_array(each) for each in args]
         out = None if out is None else _array(out)
-        *wanted, result = self._types.choose([each.dtype for each in arrays])
+        numbers = {place for place, each in enumerate(args) if isinstance(each, int | float | complex | np.number)}
+        *wanted, result = self._types.choose([each.dtype for each in arrays], numbers)
         shape = np.broadcast_shapes(*(each.shape for each in arrays))
         if out is not None and out.shape != shape:
             raise ValueError(f"out has shape {out.shape}, and the result {shape}")
@@ -236,15 +244,21 @@ class Types:
         """Whether an argument is declared as a number, and not as an array."""
         return bool(self._texts) and "[" not in self._texts[0][place]
 
-    def choose(self, given: Sequence[np.dtype[Any]]) -> tuple[np.dtype[Any], ...]:
-        """The first declared types that the arguments can be cast to, safely or else within their kind; TypeError if none."""
+    def choose(self, given: Sequence[np.dtype[Any]], numbers: Container[int] = ()) -> tuple[np.dtype[Any], ...]:
+        """The declared types that the arguments have, or else the first that they can be cast to; TypeError if none.
+
+        ``numbers``: the places of arguments that are no arrays, and take a type that the arrays have, as in numba.cuda.
+        """
         if not self.declared:
             with np.errstate(all="ignore"):
                 sample = self.function(*[dtype.type(1) for dtype in given])
             return (*given, np.asarray(sample).dtype)
-        for casting in ("safe", "same_kind"):
+        for of_arrays, of_numbers in CASTINGS:
             for types in self.declared:
-                if all(np.can_cast(one, other, casting) for one, other in zip(given, types, strict=False)):
+                if all(
+                    np.can_cast(one, other, of_numbers if place in numbers else of_arrays)
+                    for place, (one, other) in enumerate(zip(given, types, strict=False))
+                ):
                     return types
         declared = " and ".join(f"({', '.join(map(str, types))})" for types in self.declared)
         raise TypeError(

@@ -110,6 +110,31 @@ def test_a_program_runs_as_it_is_and_its_exit_status_counts(run, write, start):
     assert "simulated" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "module"),
+    [
+        ([], ["-m", "devmem.simulate"]),
+        (["-O", "-X", "utf8", "-Werror"], ["-m", "devmem.simulate"]),
+        (["-O", "-W", "error"], ["-mdevmem.simulate"]),
+        (["-uB"], None),
+    ],
+)
+def test_the_options_of_python_are_the_programs_too(run, options, module):
+    program = ["-c", "import sys; print(sys.flags, sys.warnoptions, sorted(sys._xoptions), sys.argv)", "-m", "x"]
+    started = [*options, *module] if module else ["-uBm", "devmem.simulate"]
+    done = run(sys.executable, *started, "--fast", *program)
+    assert done.stdout == run(sys.executable, *options, *program).stdout != "", done.stderr
+
+
+def test_a_python_that_ignores_the_environment_is_told_so(run):
+    code = (
+        f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); runpy.run_module('devmem.simulate', None, '__main__')"
+    )
+    done = run(sys.executable, "-E", "-c", code, "program.py")
+    assert done.returncode == 2
+    assert "-E and -S ignore the environment" in done.stderr
+
+
 def test_numba_is_the_installed_one_and_numba_cuda_the_drop_in(run, numba):
     code = """
         import numba, numba.cuda.tests, numba.cuda.cudadrv.nvvm

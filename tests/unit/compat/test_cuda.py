@@ -30,6 +30,7 @@ NAMES = {
         GetIpcHandleMixin MemoryPointer MappedMemory PinnedMemory MemoryInfo IpcHandle set_memory_manager CudaSupportError
         KernelRuntimeError is_float16_supported is_bfloat16_supported is_fp8_supported jit shared local const atomic grid
         gridsize threadIdx blockIdx blockDim gridDim laneid warpsize syncthreads In Out InOut cudadrv devices devicearray driver
+        runtime
         """,
     "cudadrv.devicearray": """
         DeviceNDArray DeviceNDArrayBase DeviceRecord MappedNDArray ManagedNDArray IpcArrayHandle from_record_like
@@ -50,6 +51,7 @@ NAMES = {
         CudaDriverError CudaRuntimeError CudaSupportError NvvmError NvvmSupportError NvvmWarning NvrtcError
         NvrtcCompilationError NvrtcBuiltinOperationFailure NvrtcSupportError CCSupportError
         """,
+    "cudadrv.runtime": "runtime get_version",
     "cudadrv.dummyarray": "Array Dim Element Extent compute_index is_element_indexing",
     "devicearray": "DeviceNDArray from_array_like",
     "kernels.transpose": "transpose",

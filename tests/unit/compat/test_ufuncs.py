@@ -98,6 +98,31 @@ def test_a_function_of_numbers_is_broadcast():
     assert hypotenuse.reduce(np.array([3.0, 4, 12])) == 13
 
 
+@cuda.vectorize(["float64(float64)", "int64(int64)", "float32(float32)"])
+def doubled(x):
+    return x + x
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float32, np.float64])
+def test_the_declared_types_that_an_array_has_come_first(dtype):
+    assert doubled(np.arange(3, dtype=dtype)).dtype == dtype
+
+
+def test_an_integer_keeps_its_bits_where_its_type_is_declared():
+    assert doubled(np.array([2**61 + 1]))[0] == 2**62 + 2
+
+
+@cuda.vectorize(["float64(float64, float64)", "float32(float32, float32)"])
+def added(x, y):
+    return x + y
+
+
+@pytest.mark.parametrize("number", [2, 0.5, np.float64(0.5)])
+def test_a_number_takes_the_type_of_the_array_beside_it(number):
+    assert added(np.arange(3, dtype=np.float32), number).dtype == np.float32
+    assert added(number, np.arange(3.0)).dtype == np.float64
+
+
 def test_a_function_without_types_takes_those_of_its_arguments():
     @cuda.vectorize
     def less(x, y):

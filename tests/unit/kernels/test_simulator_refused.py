@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 import types
 
@@ -144,6 +145,46 @@ def test_functions_that_compilers_know(simulated, operation):
         a[0] = operation(a[0], *(() if operation is not max else (1,)))
 
     simulated.run(kernel, 1, 1, np.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("call", "advice"),
+    [
+        ("any((a[0] > 0, a[1] > 0))", r"join conditions with `and` and `or`"),
+        ("list((1, 2))[0]", "use a tuple"),
+        ("next(reversed((1, 2)))", "count down with range"),
+        ("len(hex(3))", "print the number itself"),
+        ("float(input())", "on the host"),
+        ("callable(a)", "numbers, tuples and arrays alone"),
+    ],
+)
+def test_functions_of_python_that_no_compiler_has(simulated, call, advice):
+    space: dict = {}
+    exec(f"def kernel(a):\n    a[0] = {call}\ndef shut(a):\n    if False: a[0] = {call}", space)
+    report = simulated.report(space["kernel"], 1, 1, np.ones(4))
+    assert (report.kind, report.lineno) == ("misuse", 2)
+    assert "() is a function that no compiler has: " in str(report)
+    assert re.search(advice, str(report))
+    simulated.run(space["shut"], 1, 1, np.ones(4))
+
+
+def any_of_ones_own(a):
+    def any(x):
+        return x
+
+    a[0] = any(5) + all(2)
+
+
+def all(x):
+    return x
+
+
+all = dm.kernel(device=True)(all)
+
+
+def test_functions_of_ones_own_with_a_name_of_pythons(simulated):
+    [got] = simulated.run(any_of_ones_own, 1, 1, np.ones(4))
+    assert got[0] == 7
 
 
 def closed(a):

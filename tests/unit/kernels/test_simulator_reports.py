@@ -277,6 +277,10 @@ def halves(a, r):
     ("kernel", "told"),
     [
         (lambda a, r: np.sum(a), "numpy.sum() is given a whole 'array in a kernel': kernels compute with elements"),
+        (
+            lambda a, r: np.linalg.norm(a),
+            "numpy.linalg.norm() is given a whole 'array in a kernel': kernels compute with",
+        ),
         (lambda a, r: a.sum(), "has no 'sum': kernels compute with elements"),
         (lambda a, r: a + a, "'array in a kernel' and 'array in a kernel': kernels compute with elements"),
         (lambda a, r: a[a.size / 4], "not with 1.0: divide with //"),

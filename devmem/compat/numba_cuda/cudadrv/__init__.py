@@ -1,5 +1,5 @@
 """numba.cuda's ``cudadrv`` modules, under their names there, for code that imports from them."""
 
-from . import devicearray, devices, driver, dummyarray, error
+from . import devicearray, devices, driver, dummyarray, error, runtime
 
-__all__ = ["devicearray", "devices", "driver", "dummyarray", "error"]
+__all__ = ["devicearray", "devices", "driver", "dummyarray", "error", "runtime"]

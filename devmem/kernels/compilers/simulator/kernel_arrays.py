@@ -69,7 +69,7 @@ class KernelArray:
     def __array_function__(self, function: Any, kinds: Any, arguments: Any, named: Any) -> Any:
         if function.__name__ in FUNCTIONS and arguments[:1] and arguments[0] is self:
             return FUNCTIONS[function.__name__](*arguments, **named)
-        raise TypeError(f"numpy.{function.__name__}() is given a whole {NAME!r}")
+        raise TypeError(f"{function.__module__}.{function.__name__}() is given a whole {NAME!r}")
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         out = options.pop("out", ())

@@ -30,6 +30,22 @@ _HOST_ONLY = {
     "random": "make the numbers on the host, and give the kernel an array of them",
     "numpy.random.mtrand": "make the numbers on the host, and give the kernel an array of them",
 }
+#: Functions of Python that compilers have no code for, and what to do instead.
+_NOT_COMPILED = {
+    **dict.fromkeys(("all", "any"), "join conditions with `and` and `or`, or write a loop"),
+    **dict.fromkeys(
+        ("bytearray", "dict", "frozenset", "list", "memoryview", "set"),
+        "all sizes are known at compile time: use a tuple, or devmem.local.array",
+    ),
+    "reversed": "count down with range(n - 1, -1, -1)",
+    **dict.fromkeys(("ascii", "bin", "format", "hex", "oct"), "print the number itself"),
+    **dict.fromkeys(("input", "open"), "do it on the host"),
+    **dict.fromkeys(("compile", "eval", "exec"), "write the code itself"),
+    **dict.fromkeys(
+        ("callable", "delattr", "dir", "globals", "id", "issubclass", "locals", "object", "setattr", "super", "vars"),
+        "kernels compute with numbers, tuples and arrays alone",
+    ),
+}
 _UNCONDITIONAL_JUMPS = frozenset({"JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_FORWARD"})
 _BLOCK_ENDS = frozenset({"RAISE_VARARGS", "RERAISE", "RETURN_CONST", "RETURN_VALUE"})
 _UNKNOWN: Any = object()
@@ -105,6 +121,9 @@ class UsedNames:
                     f"name {step.argval!r} is not defined: kernels are compiled with the globals of their first launch"
                 )
                 raise _misuse(why, code, _line(step, code))
+            if step.opname == "LOAD_GLOBAL" and step.argval not in self._globals and step.argval in _NOT_COMPILED:
+                told = f"{step.argval}() is a function that no compiler has: {_NOT_COMPILED[step.argval]}"
+                raise _misuse(told, code, _line(step, code))
             value, written, end = self._loaded(found, at)
             if value is _UNKNOWN or written.startswith("@"):  # pytest's rewritten `assert`
                 continue

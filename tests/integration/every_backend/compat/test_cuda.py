@@ -503,7 +503,8 @@ def test_async_done_can_be_awaited():
 def test_the_questions_about_the_device_are_answered(capsys):
     assert cuda.is_available() is True
     assert cuda.cuda_error() is None
-    assert cuda.is_supported_version() is True
+    assert cuda.is_supported_version() is cuda.runtime.is_supported_version() is True
+    assert cuda.runtime.get_version() == cuda.cudadrv.runtime.get_version() == cuda.driver.get_version()
     assert cuda.detect() is True
     assert f"Found {len(cuda.gpus)} CUDA devices" in capsys.readouterr().out
     assert cuda.is_float16_supported()
