@@ -53,7 +53,8 @@ def test_submodules_that_the_drop_in_has_not_are_numba_cudas(tmp_path):
         for name in names.split():
             module = importlib.import_module(f"numba.cuda.{name}")
             assert "numba_cuda" in module.__file__ and "devmem" not in module.__file__, module
-        assert cuda.compile_ptx is importlib.import_module("numba.cuda.compiler").compile_ptx
+            assert getattr(cuda, name.partition(".")[0]) is importlib.import_module(f"numba.cuda.{name.partition('.')[0]}")
+        assert cuda.runtime is cuda.cudadrv.runtime.runtime
         assert cuda.cudadrv.driver.driver.get_device_count() == 1
         print("done")
     """

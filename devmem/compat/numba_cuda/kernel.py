@@ -215,6 +215,15 @@ def compiler_only(name: str) -> Any:
     return module if place.endswith(f".{name}") else getattr(module, name)
 
 
+class LinkedFunction:
+    """What ``declare_device`` of a simulated program gives: a kernel that calls it is refused, and others run."""
+
+    works_on = "CUDA"
+
+    def __init__(self, why_refused: str, name: str, *declared: Any, **options: Any) -> None:
+        self.why_refused, self.__name__ = why_refused, name
+
+
 class _NotInstalled(AttributeError):
     """A name of numba-cuda's, which is not installed; the simulator says what to write instead."""
 

@@ -27,6 +27,8 @@ SIMULATED = {
     "numba.cuda": (("numba_cuda", "numba", "cuda"), ("numba", "cuda")),
     "numba_cuda_mlir.cuda": (("numba_cuda_mlir", "cuda"),),
 }
+#: Where the drop-in has functions that compile from. They do not work where ``numba.cuda`` is another module than theirs.
+COMPILER = "numba.cuda.compiler"
 PACKAGES = {name.partition(".")[0] for name in SIMULATED}
 
 
@@ -154,21 +156,39 @@ def run_next(name: str, before: str) -> None:
 
 
 def _name(drop_in: ModuleType, package: str, name: str) -> object:
-    """Return a package's attribute: the drop-in's, else a type or the settings of the installed package."""
+    """Return a package's attribute: the drop-in's, else what the installed package has under that name."""
+    kernel = importlib.import_module(f"{DROP_IN}.kernel")
+    if package in TYPES and kernel.COMPILER_ONLY.get(name) == COMPILER:
+        return partial(_refuse_to_compile, name)
     try:
         return getattr(drop_in, name)
     except AttributeError:
-        if package not in TYPES or name.startswith("_"):
+        if name.startswith("_"):
             raise
-        if name == "HAS_NUMBA":  # numba-cuda's own modules ask it
-            return importlib.util.find_spec("numba") is not None
-        with suppress(ImportError):
-            if name == "config":
-                return importlib.import_module("numba.core.config")
-            types = importlib.import_module(TYPES[package])
-            if name in getattr(types, "__all__", ()):
-                return getattr(types, name)
+        if package in TYPES:
+            if name in kernel.REFUSED:  # a kernel that uses it is refused, and the rest of the program runs
+                return partial(kernel.LinkedFunction, kernel.REFUSED[name])
+            if name == "HAS_NUMBA":  # numba-cuda's own modules ask it
+                return importlib.util.find_spec("numba") is not None
+            with suppress(ImportError):
+                if name == "config":
+                    return importlib.import_module("numba.core.config")
+                types = importlib.import_module(TYPES[package])
+                if name in getattr(types, "__all__", ()):
+                    return getattr(types, name)
+            with suppress(ImportError):
+                if name == "runtime":
+                    return importlib.import_module(f"{package}.cudadrv.runtime").runtime
+        with suppress(ImportError):  # a submodule that the installed package imports with itself
+            return importlib.import_module(f"{package}.{name}")
         raise
+
+
+def _refuse_to_compile(name: str, *arguments: object, **options: object) -> None:
+    raise NotImplementedError(
+        f"cuda.{name} compiles for a GPU, and numba.cuda is simulated here, which compiles nothing: "
+        f"run this part of the program without devmem simulate"
+    )
 
 
 def _of_drop_in(fullname: str, name: str, folders: list[str]) -> ModuleSpec | None:

@@ -159,6 +159,94 @@ def test_numba_is_the_installed_one_and_numba_cuda_the_drop_in(run, numba):
     assert done.stdout == "done\n", done.stderr
 
 
+def test_what_the_installed_package_imports_with_itself_is_an_attribute(run, numba, write):
+    write("packages/numba/cuda/compiler.py", "where = 'numba'\n")
+    write("packages/numba/cuda/broken.py", "import nothing_of_that_name\n")
+    runtime = """
+        from numba.cuda.cudadrv.driver import ERROR_MAP, make_logger  # as Numba's does
+        class Runtime:
+            def get_version(self):
+                make_logger().info(ERROR_MAP.get(1))
+                return 12, 4
+        runtime = Runtime()
+    """
+    write("packages/numba/cuda/cudadrv/runtime.py", runtime)
+    code = """
+        from numba import cuda
+        assert (cuda.compiler.where, cuda.runtime.get_version()) == ("numba", (12, 4))
+        assert cuda.cudadrv.runtime.runtime is cuda.runtime
+        assert not hasattr(cuda, "broken") and not hasattr(cuda, "nothing") and not hasattr(cuda.cudadrv, "nothing")
+        print("done")
+    """
+    done = run(*MODULE, "-c", textwrap.dedent(code))
+    assert done.stdout == "done\n", done.stderr
+
+
+def test_the_module_of_reductions_has_the_drop_ins(run, numba, write):
+    write("packages/numba/cuda/kernels/reduction.py", "raise ImportError('no CUDA')\n")
+    code = """
+        from numba import cuda
+        from numba.cuda.kernels.reduction import Reduce
+        print(Reduce is cuda.Reduce)
+    """
+    done = run(*MODULE, "-c", textwrap.dedent(code))
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_code_that_is_linked_is_refused_in_the_kernel_that_calls_it(run, write):
+    program = """
+        import numpy as np
+        from numba import cuda
+        from numba.cuda import declare_device
+
+        linked = declare_device("linked", "int32(int32)", link="linked.cu")
+
+        @cuda.jit
+        def other(x):
+            x[0] = 1
+
+        @cuda.jit
+        def calling(x):
+            x[0] = linked(1)
+
+        x = cuda.to_device(np.zeros(1))
+        other[1, 1](x)
+        print(x.copy_to_host())
+        calling[1, 1](x)
+    """
+    write("program.py", program)
+    done = run(*MODULE, "program.py")
+    assert done.stdout == "[1.]\n", done.stderr
+    assert "linked works on CUDA alone: its code has to be linked" in done.stderr
+    assert "program.py:14 in calling: x[0] = linked(1)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["compile", "compile_ptx", "compile_for_current_device", "compile_ptx_for_current_device"]
+)
+def test_nothing_is_compiled_for_a_gpu(run, name):
+    code = f"from numba.cuda import {name}; {name}(abs, 'int32(int32)', device=True)"
+    assert (
+        f"NotImplementedError: cuda.{name} compiles for a GPU, and numba.cuda is simulated"
+        in run(*MODULE, "-c", code).stderr
+    )
+
+
+def test_a_name_that_is_not_there_is_reported_with_the_programs_line(run, write):
+    program = """
+        import numpy as np
+        from numba import cuda
+
+        @cuda.jit
+        def missing(x):
+            x[0] = cuda.nothing(x[0])
+
+        missing[1, 1](cuda.to_device(np.zeros(1)))
+    """
+    write("program.py", program)
+    assert "program.py:7 in missing: x[0] = cuda.nothing(x[0])" in run(*MODULE, "program.py").stderr
+
+
 def test_it_comes_before_the_finder_that_numba_cuda_installs(run, numba, write):
     write("packages/numba_cuda/__init__.py", "")
     write("packages/numba_cuda/numba/cuda/__init__.py", "raise ImportError('no CUDA')\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import logging
 import os
 import weakref
 from collections.abc import Iterator
@@ -199,6 +200,13 @@ driver = Driver()
 
 #: What modules of numba-cuda import, to link code and load drivers themselves: that is refused when they do.
 NVIDIA_ONLY = frozenset({"_Linker", "_to_core_stream", "load_driver", "locate_driver_and_loader"})
+#: What Numba's module of the CUDA runtime names its errors by; without an entry they are "unknown".
+ERROR_MAP: dict[int, str] = {}
+
+
+def make_logger() -> logging.Logger:
+    """The logger of Numba's own modules for drivers, which import it from here."""
+    return logging.getLogger("numba.cuda.cudadrv.driver")
 
 
 def __getattr__(name: str) -> Any:

@@ -244,6 +244,8 @@ def _check(value: Any, written: str, code: CodeType, line: int) -> None:
             advice = "decorate it with @devmem.kernel(device=True)"
         elif ".cg" in written or str(getattr(value, "__module__", "")).endswith(".cg"):
             advice = portable_advice("cg")
+        elif hasattr(value, "why_refused"):
+            advice = value.why_refused
         else:
             advice = portable_advice(name)
         raise UnsupportedError(f"{written} works on {only} alone: {advice}\n  {describe(code, line)}")

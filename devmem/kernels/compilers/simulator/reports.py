@@ -19,7 +19,7 @@ from .interrupts import Interrupted
 #: Frames of these modules are not the kernel's, but those of the names that it calls.
 DEVMEM_PREFIX = "devmem."
 _KERNEL_NAMES = vars(names)
-_LIBRARIES = frozenset({"devmem", "greenlet", "numba", "numpy"})
+_LIBRARIES = frozenset({"devmem", "devmem_redirect", "greenlet", "numba", "numpy"})
 _STDLIB = sysconfig.get_path("stdlib")
 _CALL = DeviceFunction.__call__.__code__
 
