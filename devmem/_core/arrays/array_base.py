@@ -6,7 +6,6 @@ it keeps alive, and the stream. No byte is moved.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from typing import Any, Self, cast
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from ...spi.errors import LayoutError
 from ..base.argument_types import ShapeLike
-from ..base.arguments import is_named
+from ..base.arguments import integers_of, is_named
 from ..base.array_view import ArrayView, D
 from ..base.layout import Shape, index
 from ..device.device import Device
@@ -147,7 +146,7 @@ class ArrayBase(ArrayView[D]):
         [[0, 1], [2, 3], [4]]
         """
         self.allocation.check()
-        length = operator.index(section)
+        (length,) = integers_of((section,), "split(section): a section is a number of elements")
         if length < 1:
             raise LayoutError(f"a section has at least one element, not {length}")
         count = len(self)

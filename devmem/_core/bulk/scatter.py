@@ -6,7 +6,6 @@ no device waits until the whole piece of another has passed.
 
 from __future__ import annotations
 
-import operator
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from ...spi.errors import DevmemError, LayoutError
 from ..arrays.creation import empty, like
 from ..arrays.ndarray import DeviceNDArray, device_view
 from ..arrays.pinned import pinned_like
-from ..base.arguments import check_destination
+from ..base.arguments import check_destination, integers_of
 from ..base.array_view import part_of
 from ..base.device_handle import CurrentDevice
 from ..base.layout import new_host
@@ -186,7 +185,7 @@ def _check_fits(at: int, view: DeviceNDArray[Any], first: DeviceNDArray[Any], ax
 
 
 def _axis_of(what: str, axis: SupportsIndex, ndim: int) -> int:
-    number = operator.index(axis)
+    (number,) = integers_of((axis,), f"{what}(axis=): an axis is an integer")
     if not ndim:
         raise LayoutError(f"{what}: an array without axes cannot be cut, nor be made of pieces")
     if not -ndim <= number < ndim:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import operator
 import re
+import reprlib
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -284,8 +285,17 @@ def _with_fields(dtype: np.dtype[Any], descr: list[tuple[Any, ...]] | None) -> n
     """The record with these fields, if it has the size of the dtype; else the dtype."""
     if not descr:
         return dtype
-    fields = _without_objects(np.lib.format.descr_to_dtype(descr))  # for which nameless fields are gaps
+    try:
+        if not _is_plain(descr):  # anything else might go on for ever
+            raise TypeError(f"descr is made of lists, tuples, text and integers, not {reprlib.repr(descr)}")
+        fields = _without_objects(np.lib.format.descr_to_dtype(descr))  # for which nameless fields are gaps
+    except RecursionError:
+        raise ValueError("descr has fields within fields without end") from None
     return fields if fields.fields and fields.itemsize == dtype.itemsize else dtype
+
+
+def _is_plain(part: object) -> bool:
+    return isinstance(part, str | int | np.integer) or (isinstance(part, list | tuple) and all(map(_is_plain, part)))
 
 
 def _without_objects(dtype: np.dtype[Any]) -> np.dtype[Any]:
