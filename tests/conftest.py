@@ -231,7 +231,7 @@ def at_point(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     report = sys.unraisablehook
 
     def tell(unraisable: Any) -> None:
-        if unraisable.exc_type is not KeyboardInterrupt:
+        if unraisable.exc_type not in interrupts.INTERRUPTS:
             report(unraisable)
 
     monkeypatch.setattr(sys, "unraisablehook", tell)

@@ -111,7 +111,7 @@ else:
 class AtPoint:
     """Does something once, at the n-th point that the block comes by on this thread, in code that is ``watched``.
 
-    ``left`` is above 0 afterwards if the block has not come so far. A KeyboardInterrupt ends the block, and no more.
+    ``left`` is above 0 afterwards if the block has not come so far. One of `INTERRUPTS` ends the block, and no more.
     """
 
     def __init__(self, number: int, action: Callable[[], object], watched: Callable[[CodeType], bool]) -> None:
@@ -131,9 +131,18 @@ class AtPoint:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         self._stop()
         del self._stop  # or it and this object would keep each other
-        return kind is KeyboardInterrupt
+        return kind in INTERRUPTS
 
 
 def interrupt() -> None:
     """What Ctrl-C does."""
     raise KeyboardInterrupt
+
+
+def alarm() -> None:
+    """What handlers of an alarm do: an ``except Exception`` that is for the driver's errors catches it, too."""
+    raise TimeoutError("the alarm")
+
+
+#: What they raise.
+INTERRUPTS = (KeyboardInterrupt, TimeoutError)

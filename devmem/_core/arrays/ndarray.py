@@ -789,7 +789,12 @@ class DeviceRecord(Listed):
             raise LayoutError(
                 f"a device record gives one field at a time, not {key}: index a copy_to_host() of it instead"
             )
-        return self._names()[operator.index(key)] if hasattr(key, "__index__") else key
+        if not hasattr(key, "__index__"):
+            return key
+        names, number = self._names(), operator.index(key)
+        if not -len(names) <= number < len(names):
+            raise IndexError(f"a record of {len(names)} fields, {', '.join(names)}, has no field {number}")
+        return names[number]
 
     def _on_host(self, what: str) -> np.void:
         guard(what)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import reprlib
+import sys
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -163,15 +164,18 @@ def _strides_of(strides: object, shape: Shape, itemsize: int) -> Shape:
     steps = integers_of(strides, "strides are a sequence of integers (bytes)")
     if len(steps) != len(shape):
         raise LayoutError(f"{len(steps)} strides {steps} do not go with {len(shape)} lengths {shape}")
-    if 0 in shape:
-        return steps  # no elements, which could overlap
     reach = itemsize
-    for step, count in sorted((step, count) for step, count in zip(steps, shape, strict=True) if count > 1):
+    moved = [] if 0 in shape else [pair for pair in zip(steps, shape, strict=True) if pair[1] > 1]
+    for step, count in sorted(moved):
         if step < reach:
             raise LayoutError(
                 f"strides {steps} with shape {shape} and {itemsize} bytes an item are negative or let elements overlap"
             )
         reach = step * (count - 1) + reach
+    if max((reach, *map(abs, steps))) > sys.maxsize:  # also where nothing is a stride away: NumPy's have 64 bits
+        raise LayoutError(
+            f"strides {steps} with shape {shape} and {itemsize} bytes an item do not fit into memory addresses"
+        )
     return steps
 
 

@@ -104,7 +104,7 @@ class Transfer(Generic[T]):
         except DevmemError as error:
             self._error = fresh_copy(error)
             return True
-        with suppress(Exception):  # `wait` and `result` raise it
+        with suppress(DevmemError):  # `wait` and `result` raise it
             self._complete(event)
         return True
 
@@ -147,7 +147,9 @@ class Transfer(Generic[T]):
                 event.synchronize()
                 self._opened.completions.poll()
         except Exception as error:
-            self._error = fresh_copy(error)
+            # Anything else, of a signal's handler say, ends this wait and not the copy.
+            if isinstance(error, DevmemError) or (download is not None and download.failed):
+                self._error = fresh_copy(error)
             raise
         # In this order: another thread that has seen the event still finds the download, which is finished by then.
         self._event = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import threading
 from contextlib import suppress
@@ -269,8 +270,8 @@ def device_of(what: object) -> Device:
     try:
         if isinstance(what, bool):
             raise TypeError
-        number = what.__index__()  # type: ignore[attr-defined]
-    except (TypeError, AttributeError):
+        number = operator.index(what)  # type: ignore[arg-type]
+    except TypeError:
         raise TypeError(f"a device is a devmem.Device, an ordinal, or text such as 'cuda:1', not {what!r}") from None
     return checked_device(current_device().backend, number, what)
 

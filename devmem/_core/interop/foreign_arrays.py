@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import operator
 import re
+import reprlib
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -254,8 +255,8 @@ def _parsed(interface: dict[str, Any], obj: object) -> tuple[int, bool, np.dtype
             strides = integers_of(strides, "its strides are integers")
         dtype = _element_type(interface)
         stream, mask = optional("stream"), optional("mask")
-    except (TypeError, LookupError, ValueError, AttributeError, ArithmeticError, SyntaxError, RecursionError) as error:
-        # NumPy reads parts of a dtype's text as Python's, and goes as deep as records lie in one another.
+    except (TypeError, LookupError, ValueError, AttributeError, ArithmeticError, SyntaxError) as error:
+        # NumPy reads parts of a dtype's text as Python's.
         raise LayoutError(f"{_interface(obj)} is not one: {type(error).__name__}: {error}") from None
     if not 0 <= version <= INTERFACE_VERSION:
         raise UnsupportedError(f"{_interface(obj)} has version {version}, this devmem reads up to {INTERFACE_VERSION}")
@@ -285,8 +286,17 @@ def _with_fields(dtype: np.dtype[Any], descr: list[tuple[Any, ...]] | None) -> n
     """The record with these fields, if it has the size of the dtype; else the dtype."""
     if not descr:
         return dtype
-    fields = _without_objects(np.lib.format.descr_to_dtype(descr))  # for which nameless fields are gaps
+    try:
+        if not _is_plain(descr):  # anything else might go on for ever
+            raise TypeError(f"descr is made of lists, tuples, text and integers, not {reprlib.repr(descr)}")
+        fields = _without_objects(np.lib.format.descr_to_dtype(descr))  # for which nameless fields are gaps
+    except RecursionError:
+        raise ValueError("descr has fields within fields without end") from None
     return fields if fields.fields and fields.itemsize == dtype.itemsize else dtype
+
+
+def _is_plain(part: object) -> bool:
+    return isinstance(part, str | int | np.integer) or (isinstance(part, list | tuple) and all(map(_is_plain, part)))
 
 
 def _without_objects(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -462,7 +462,7 @@ class Segment:
         try:
             self.driver.host_register(self.start, self.end - self.start, mapped)
             self._locked = True
-        except Exception:
+        except DevmemError:  # it refused; behind anything else, a handler's exception say, it is asked
             self._locked = False
             raise
 
@@ -489,7 +489,7 @@ class Segment:
         try:
             self.driver.host_unregister(self.start, self.end - self.start)
             self._locked = False
-        except Exception:  # the driver complains: it has let go by then
+        except DevmemError:  # the driver complains: it has let go by then
             self._locked = False
             raise
 

@@ -15,7 +15,7 @@ from ...toolkit.locks import Rank, lock
 from ..base.interrupts import CannotWait
 from ..base.shown import with_unit
 from .direct import NOT_PICKLED, DriverMemory, already_bound, unbound
-from .foreign import Boundary, check_resource, is_ours, tell
+from .foreign import Boundary, check_resource, is_ours, shown, tell
 
 
 class Adaptor:
@@ -118,7 +118,7 @@ class Adaptor:
 
     def detach(self, streams: Iterable[int]) -> None:
         """Keep nothing for these streams: the stack may be used again, but is not told of their ends meanwhile."""
-        tell(part_with(self.upstream, "detach"), "detach", streams)
+        detach(self.upstream, streams)
 
 
 def taken_of(error: BaseException, nbytes: int) -> int:
@@ -136,6 +136,13 @@ def part_with(resource: object, verb: str) -> object:
     return next((each for each in chain(resource) if hasattr(each, verb)), None)
 
 
+def detach(resource: object, streams: Iterable[int]) -> None:
+    """Have a stack keep nothing for these streams. The word is ours alone: a third party's may mean anything by it."""
+    part = next((each for each in chain(resource) if isinstance(each, Adaptor)), None)
+    if part is not None:
+        part.detach(streams)
+
+
 def stream_tables(resource: object) -> tuple[dict[int, Any], ...] | None:
     """Tables by stream: a stack need not be told of the end of a stream that is in none. None: it has to be told of each."""
     parts = [each for each in chain(resource) if hasattr(each, "forget_stream")]
@@ -151,7 +158,7 @@ def kind_of(resource: object) -> MemoryKind:
         return MemoryKind(says)
     except ValueError:
         raise PluginError(
-            f"{resource!r} says that its kind is {says!r}: it is one of {', '.join(MemoryKind)}"
+            f"{shown(resource)} says that its kind is {says!r}: it is one of {', '.join(MemoryKind)}"
         ) from None
 
 
@@ -168,10 +175,12 @@ def kept_by(resource: object) -> int:
     """Bytes that a resource says it keeps for reuse. A broken one must not stop who asks about all; a failing driver does."""
     try:
         return int(getattr(resource, "cached_bytes", 0))
-    except DevmemError:
-        raise
     except (Exception, SystemExit) as error:
-        warnings.warn(f"{resource!r} cannot say what it keeps: {error!r}; counted as 0", DevmemWarning, stacklevel=2)
+        if isinstance(error, DevmemError) and is_ours(resource):
+            raise
+        warnings.warn(
+            f"{shown(resource)} cannot say what it keeps: {error!r}; counted as 0", DevmemWarning, stacklevel=2
+        )
         return 0
 
 

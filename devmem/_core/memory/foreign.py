@@ -108,7 +108,7 @@ class Boundary:
             return ptr
         origin = defined_at(getattr(resource, "allocate", None) or type(resource))
         raise PluginError(
-            f"the memory resource {resource!r} {problem} (from {package_of(type(resource).__module__)}{origin})"
+            f"the memory resource {shown(resource)} {problem} (from {package_of(type(resource).__module__)}{origin})"
         )
 
     def _neighbours(self, ptr: int, nbytes: int) -> list[int]:
@@ -123,6 +123,14 @@ class Boundary:
 def is_ours(resource: object) -> bool:
     """Whether a resource is one of devmem's own, whose answers need no looking at."""
     return type(resource).__module__.startswith("devmem._core.")
+
+
+def shown(resource: object) -> str:
+    """A resource in a message, which has to be told even where the resource cannot be shown."""
+    try:
+        return repr(resource)
+    except Exception:
+        return f"of {type(resource).__qualname__}"
 
 
 def explain(error: BaseException, resource: object, call: str) -> None:

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 
 from ...spi.driver import Driver
-from ...spi.errors import ConfigError, DevmemWarning, GuardError, UnsupportedError
+from ...spi.errors import ConfigError, DevmemError, DevmemWarning, GuardError, UnsupportedError
 from ...spi.memory import MemoryResource
 from ...spi.sizes import exact_size
 from ...spi.types import LEGACY_STREAM
@@ -141,7 +141,7 @@ class Guard(Adaptor):
             if self._waits:
                 # The memory may be used on every stream at once, so the fill must not overwrite what another stream wrote.
                 self._access.driver.stream_synchronize(stream)
-        except Exception:  # not after Ctrl-C: the stream may still fill it
+        except DevmemError:  # not behind an interrupt: the stream may still fill it
             with suppress(Exception):  # the failure that is told is the first
                 self._deallocate(base, size, stream)
             raise
@@ -185,7 +185,7 @@ class Guard(Adaptor):
                 wrong.insert(0, f"{exact_size(nbytes)} were given back at {ptr:#x}, where {block} is")
             self._access.fill(block.base, FREED, block.size, stream)
             self._access.driver.stream_synchronize(stream)
-        except Exception:  # not after Ctrl-C: the stream may still fill it
+        except DevmemError:  # not behind an interrupt: the stream may still fill it
             with suppress(Exception):
                 self._deallocate(block.base, block.size, stream)
             raise

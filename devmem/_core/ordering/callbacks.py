@@ -52,8 +52,18 @@ def call_behind(stream: Hashable, wait: Callable[[], object], callback: Callback
                 raise
 
 
-@holds_nothing
 def _call_all(stream: Hashable, waiting: _Waiting) -> None:
+    try:
+        _call_each(waiting)
+    except (
+        BaseException
+    ):  # where warnings are errors: this thread ends, as Python's threads do, and another one calls the rest
+        start_new_thread(_call_all, (stream, waiting))
+        raise
+
+
+@holds_nothing
+def _call_each(waiting: _Waiting) -> None:
     # Without the lock: a signal's handler may wait for a callback on a thread that holds it.
     while True:
         if not waiting.callbacks:
@@ -68,7 +78,7 @@ def _call_all(stream: Hashable, waiting: _Waiting) -> None:
         del wait
         try:
             callback(failed)
-        except Exception as error:
+        except BaseException as error:  # SystemExit, too: the thread is of the callbacks behind this one as well
             warnings.warn(f"Exception in stream callback: {error!r}", DevmemWarning, stacklevel=1)
         del callback, failed
 

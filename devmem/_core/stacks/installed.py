@@ -23,7 +23,7 @@ from ..base.changes import Changes
 from ..base.device_handle import CurrentDevice, DeviceHandle
 from ..base.interrupts import CannotWait
 from ..base.scopes import Scope, ScopeVariable, deferral
-from ..memory.adaptor import chain, kept_by, part_with, stream_tables
+from ..memory.adaptor import chain, detach, kept_by, part_with, stream_tables
 from ..memory.foreign import is_ours, tell
 from ..memory.heap import Heap
 from .resolve import Usage, default_host_resource, default_resource, of_kind, prepare, resource_of
@@ -216,7 +216,7 @@ class InstalledStacks:
 
     def _forget(self, idle: list[Heap]) -> None:
         for heap in idle:  # while they can be found: nothing binds their resources anew in between
-            tell(part_with(heap.resource, "detach"), "detach", self._own_handles())
+            detach(heap.resource, self._own_handles())
             with suppress(TypeError):  # of a third party, without weak references
                 self._forgotten[id(heap.resource)] = weakref.ref(heap.resource)
         with self._lock:

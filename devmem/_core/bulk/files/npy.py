@@ -82,7 +82,13 @@ def read_header(file: IO[bytes], path: str) -> Elements:
 
 def make_header(dtype: np.dtype[Any], shape: Shape, fortran: bool) -> bytes:
     """The header of a file, of the lowest version that can hold it: what ``numpy.save`` writes."""
-    facts: dict[str, object] = {"descr": format.dtype_to_descr(opaque(dtype)), "fortran_order": fortran, "shape": shape}
+    try:
+        descr = format.dtype_to_descr(opaque(dtype))
+    except ValueError as error:
+        raise LayoutError(
+            f"a .npy file cannot say the dtype {dtype}: {error}; save its bytes, array.view('V{dtype.itemsize}')"
+        ) from None
+    facts: dict[str, object] = {"descr": descr, "fortran_order": fortran, "shape": shape}
     file = io.BytesIO()
     try:
         format.write_array_header_1_0(file, facts)

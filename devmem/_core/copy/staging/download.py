@@ -45,7 +45,7 @@ class Download:
         self._storing = lock("download", Rank.DRIVER)  # entered again by a finalizer that copies, on the same thread
         #: Slots whose block is not stored yet: the block, and its elements in the slot.
         self._blocks: dict[Slot, tuple[Block, npt.NDArray[Any]]] = {}
-        self._failed = False
+        self.failed = False
         #: What the next `finish` raises.
         self._error: BaseException | None = None
 
@@ -69,7 +69,7 @@ class Download:
                 shape = block_shape(src.shape, block)
                 nbytes = span(shape, strides, itemsize)[1] if gaps else math.prod(shape) * itemsize
                 slot = ring.take(lease, nbytes)
-                if self._failed:  # a block was stored just now, here or on another thread
+                if self.failed:  # a block was stored just now, here or on another thread
                     self._raise()
                 elements = slot.array(shape, src.dtype, slot_strides)
                 plan = rows((nbytes,), 1, (1,), (1,)) if gaps else rows(shape, itemsize, elements.strides, strides)
@@ -95,7 +95,7 @@ class Download:
             The destination is a file that cannot be written to.
         """
         ring = self._ring
-        while self._blocks and not self._failed:
+        while self._blocks and not self.failed:
             with ring.lease(ring.streams.legacy) as lease:
                 for slot in list(self._blocks):
                     if ring.claim(slot, lease):
@@ -103,7 +103,7 @@ class Download:
                             ring.drain(slot)
                         ring.give_back(lease)
             ring.wait_until(self._can_go_on)
-        if self._failed:
+        if self.failed:
             self._raise()
 
     def deliver(self, slot: Slot) -> None:
@@ -111,7 +111,7 @@ class Download:
         try:
             with self._storing:
                 block = self._blocks.get(slot)
-                if block is not None and not self._failed:
+                if block is not None and not self.failed:
                     self._store(*block)
         except Exception as error:
             self.fail(error)
@@ -125,9 +125,9 @@ class Download:
 
     def fail(self, error: BaseException | None) -> None:
         """Store nothing any more, and let `finish` raise this."""
-        if not self._failed:
+        if not self.failed:
             self._error = None if error is None else fresh_copy(error)
-        self._failed = True
+        self.failed = True
         self._ring.wake()
         with self._storing:
             pass  # another thread may be storing a block
@@ -135,7 +135,7 @@ class Download:
     # -- below ---------------------------------------------------------------------------------------------------------
 
     def _can_go_on(self) -> bool:
-        return self._failed or not self._blocks or any(slot.holder is None for slot in list(self._blocks))
+        return self.failed or not self._blocks or any(slot.holder is None for slot in list(self._blocks))
 
     def _raise(self) -> NoReturn:
         error, self._error = self._error, None

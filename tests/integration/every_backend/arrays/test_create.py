@@ -130,6 +130,9 @@ def test_strides_are_taken_as_they_are(shape, strides):
         ((3, 2), (8, 16), "overlap"),
         ((3,), (8, 8), r"2 strides \(8, 8\) do not go with 1 lengths \(3,\)"),
         ((3, 2), (8,), "1 strides"),
+        ((10,), (1 << 62,), "do not fit into memory addresses"),
+        ((1, 2), (1 << 100, 8), "do not fit into memory addresses"),
+        ((0,), (-1 << 100,), "do not fit into memory addresses"),
     ],
 )
 def test_impossible_strides_are_refused(shape, strides, says):
@@ -338,3 +341,15 @@ def test_a_freed_array_is_not_taken(verb):
 def test_a_value_that_no_element_can_hold_is_told():
     with pytest.raises(dm.LayoutError, match=rf"full\(fill_value={1 << 70}\) does not fit into uint8"):
         dm.full(2, 1 << 70, "u1")
+
+
+@pytest.mark.parametrize(
+    "key", [np.s_[:: 1 << 100], np.s_[:: -1 << 100, :], np.s_[5 :: 1 << 62], np.s_[..., :: 1 << 60]]
+)
+def test_a_step_beyond_all_addresses_leaves_the_stride_as_it_is(key):
+    d = dm.to_device(np.arange(12.0).reshape(3, 4))
+    view = d[key]
+    assert all(abs(stride) < 1 << 63 for stride in view.strides)
+    assert [part.tolist() for part in dm.to_host_many([view, view])] == [
+        np.arange(12.0).reshape(3, 4)[key].tolist()
+    ] * 2

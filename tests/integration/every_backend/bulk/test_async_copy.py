@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 
+import interrupts
 import numpy as np
 import pytest
 from waits import patience, together
@@ -470,3 +471,23 @@ def test_a_timeout_that_is_no_number_of_seconds_is_refused(verb, timeout, error,
             getattr(copy, verb)(timeout=timeout)
         assert copy.wait() is True
     assert copy.wait(timeout=np.float32(1)) is True
+
+
+@pytest.mark.parametrize("verb", ["wait", "result", "done"])
+def test_an_exception_of_a_handler_ends_the_wait_and_not_the_copy(verb, at_point):
+    """It may derive from Exception, as the TimeoutError of an alarm does."""
+    source, number, left = dm.to_device(np.arange(1000)), 0, 0
+    while left <= 0:
+        number += 1
+        transfer = dm.copy_async(source)
+        with at_point(number, lambda code: "devmem" in code.co_filename, interrupts.alarm) as point:
+            getattr(transfer, verb)()
+        left = point.left
+        if "failed" in repr(transfer):  # as the elements were stored: it may be an error of that
+            assert "async_copy.py" not in point.where, point.where
+            assert "/ordering/" not in point.where, point.where
+            for _ in range(2):
+                with pytest.raises(TimeoutError):
+                    transfer.result()
+        else:
+            assert transfer.result().tolist() == list(range(1000)), point.where

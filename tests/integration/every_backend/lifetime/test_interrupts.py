@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 import campaign
+import interrupts
 import numpy as np
 import pytest
 
@@ -379,7 +380,7 @@ def interrupt_at_points(name, stack, at_point, in_thread, folder):
             verb(world)
         count = (1 << 40) - counted.left
         for number in chosen(count, POINTS, f"{name} {stack}"):
-            with at_point(number, watched) as point:
+            with at_point(number, watched, (interrupts.interrupt, interrupts.alarm)[number % 2]) as point:
                 verb(world)
             verb(world)
             # Memory that is handed out now is nobody else's.

@@ -458,3 +458,23 @@ def test_reset_ends_registrations(locked):
         dm.deregister(a)
     with dm.pinned(a):
         assert sum(locked().values()) == PAGE
+
+
+@pytest.mark.parametrize("call", ["host_register", "host_unregister"])
+def test_an_exception_of_a_handler_is_not_taken_for_the_driver_s_refusal(call, locked, monkeypatch):
+    """It may come behind what the driver has done: the pages are locked then, or are not any more."""
+    array, driver = pages(3), dm.current_device().driver()
+    real = getattr(driver, call)
+
+    def interrupted(*arguments):
+        monkeypatch.undo()
+        real(*arguments)
+        raise TimeoutError("the alarm")
+
+    monkeypatch.setattr(driver, call, interrupted)
+    with pytest.raises(TimeoutError), dm.pinned(array):
+        pass
+    for _ in range(2):
+        with dm.pinned(array):
+            assert (dm.to_device(array).copy_to_host() == array).all()
+    assert locked() == {}

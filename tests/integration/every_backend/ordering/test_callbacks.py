@@ -100,3 +100,28 @@ def test_a_handler_may_wait_for_a_callback_on_a_thread_that_adds_one():
     with callbacks._lock:
         stream.add_callback(lambda *_: called.set())
         assert called.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("what", [SystemExit(3), KeyboardInterrupt(), ValueError("warnings are errors")])
+@pytest.mark.filterwarnings("ignore::devmem.DevmemWarning", "ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_callback_that_ends_its_thread_keeps_no_other_from_being_called(what, monkeypatch):
+    stream, calls, done = dm.stream(), [], threading.Event()
+    monkeypatch.setattr("sys.unraisablehook", lambda unraisable: None)
+
+    def bad(error):
+        calls.append("bad")
+        raise what
+
+    def refuse(message, category, stacklevel):
+        raise category(message)
+
+    if isinstance(what, ValueError):
+        monkeypatch.setattr("warnings.warn", refuse)
+    for _ in range(2):
+        stream.add_callback(bad)
+    stream.add_callback(lambda error: done.set())
+    assert done.wait(PATIENCE)
+    done.clear()
+    stream.add_callback(lambda error: done.set())  # also one that is added later
+    assert done.wait(PATIENCE)
+    assert calls == ["bad", "bad"]
