@@ -52,12 +52,11 @@ def call_behind(stream: Hashable, wait: Callable[[], object], callback: Callback
                 raise
 
 
+@holds_nothing
 def _call_all(stream: Hashable, waiting: _Waiting) -> None:
     try:
         _call_each(waiting)
-    except (
-        BaseException
-    ):  # where warnings are errors: this thread ends, as Python's threads do, and another one calls the rest
+    except BaseException:  # where warnings are errors this thread ends, as Python's do, and another one calls the rest
         start_new_thread(_call_all, (stream, waiting))
         raise
 
