@@ -17,6 +17,8 @@ from ...spi.errors import LayoutError
 Shape = tuple[int, ...]
 #: As many axes as an array has at most: as many as NumPy's, so that every device array fits into a host array.
 MAX_AXES = 64 if int(np.__version__.partition(".")[0]) >= 2 else 32
+#: The greatest stride that NumPy's arrays hold.
+MOST = sys.maxsize
 
 
 def span(shape: Shape, strides: Shape, itemsize: int) -> tuple[int, int]:
@@ -123,7 +125,9 @@ def index(shape: Shape, strides: Shape, key: object) -> tuple[int, Shape, Shape]
     if type(key) is slice and shape:  # the commonest
         start, stop, step = slice_indices(key, shape[0])
         count, outer = len(range(start, stop, step)), strides[0]
-        return start * outer if count else 0, (count, *shape[1:]), (_stride(outer, step), *strides[1:])
+        if abs(stride := outer * step) > MOST:
+            stride = outer  # no two elements are so far apart
+        return start * outer if count else 0, (count, *shape[1:]), (stride, *strides[1:])
     keys = key if isinstance(key, tuple) else (key,)
     axes = ellipses = 0
     for part in keys:
@@ -154,7 +158,8 @@ def index(shape: Shape, strides: Shape, key: object) -> tuple[int, Shape, Shape]
             count = len(range(start, stop, step))
             offset += start * strides[axis] if count else 0
             new_shape.append(count)
-            new_strides.append(_stride(strides[axis], step))
+            stride = strides[axis] * step
+            new_strides.append(stride if abs(stride) <= MOST else strides[axis])
             axis += 1
         else:
             offset += _position(part, shape[axis], axis) * strides[axis]
@@ -162,11 +167,6 @@ def index(shape: Shape, strides: Shape, key: object) -> tuple[int, Shape, Shape]
     if len(new_shape) > MAX_AXES:
         raise IndexError(f"too many axes: an array has at most {MAX_AXES}, the index makes {len(new_shape)}")
     return offset, tuple(new_shape), tuple(new_strides)
-
-
-def _stride(stride: int, step: int) -> int:
-    """The stride of a slice; the axis' own beyond what NumPy's strides hold, as no two elements are so far apart."""
-    return stride * step if abs(stride * step) <= sys.maxsize else stride
 
 
 def slice_indices(part: slice, length: int) -> tuple[int, int, int]:

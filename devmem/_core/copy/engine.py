@@ -344,8 +344,8 @@ class CopyEngine:
         """Whether an array is in pageable memory of the host, if in part, that is used in place; the device is entered."""
         if not (self.coherent and self.handle.knows_pointers):
             return False
-        low, high = address_range(view)
-        return any(self.handle.driver.pointer_range(at) is None for at in {low, high - 1})
+        (low, high), range_of = address_range(view), self.handle.driver.pointer_range
+        return range_of(low) is None or range_of(high - 1) is None
 
     def await_source(self, src: ArrayView[Any], stream: Stream) -> None:
         """Wait for a stream before what is used in place is read: drivers read that at the call, ahead of enqueued work."""

@@ -216,7 +216,7 @@ def compiler_only(name: str) -> Any:
 
 
 class LinkedFunction:
-    """What ``declare_device`` of a simulated program gives: a kernel that calls it is refused, and others run."""
+    """The result of ``declare_device`` in a simulated program: a kernel that calls it is refused, and others run."""
 
     works_on = "CUDA"
 
