@@ -6,7 +6,7 @@ from .driver import driver
 
 
 class Runtime:
-    """The facts that programs ask of CUDA's runtime."""
+    """The runtime's version, for programs that ask."""
 
     def get_version(self) -> tuple[int, int]:
         """(major, minor) of the CUDA version that the driver supports; (0, 0) if it is not a CUDA driver."""
