@@ -92,8 +92,8 @@ def test_a_range_of_unsigned_numbers_is_a_range_of_them(simulated, kind):
         for _ in range(2):  # it starts anew
             for each in counted:
                 out[8] += each
-        for each in reversed(counted):
-            out[9] = each - ends[1]  # below 0 it wraps
+        for at in range(len(counted) - 1, -1, -1):
+            out[9] = counted[at] - ends[1]  # below 0 it wraps
         for each in (counted[0], counted.start, counted.stop, counted.step, *counted):
             seen.append(numpy_type(type(each)))
 
