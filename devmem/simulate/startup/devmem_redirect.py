@@ -176,9 +176,6 @@ def _name(drop_in: ModuleType, package: str, name: str) -> object:
                 types = importlib.import_module(TYPES[package])
                 if name in getattr(types, "__all__", ()):
                     return getattr(types, name)
-            with suppress(ImportError):
-                if name == "runtime":
-                    return importlib.import_module(f"{package}.cudadrv.runtime").runtime
         with suppress(ImportError):  # a submodule that the installed package imports with itself
             return importlib.import_module(f"{package}.{name}")
         raise

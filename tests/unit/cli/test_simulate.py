@@ -162,18 +162,15 @@ def test_numba_is_the_installed_one_and_numba_cuda_the_drop_in(run, numba):
 def test_what_the_installed_package_imports_with_itself_is_an_attribute(run, numba, write):
     write("packages/numba/cuda/compiler.py", "where = 'numba'\n")
     write("packages/numba/cuda/broken.py", "import nothing_of_that_name\n")
-    runtime = """
+    target = """
         from numba.cuda.cudadrv.driver import ERROR_MAP, make_logger  # as Numba's does
-        class Runtime:
-            def get_version(self):
-                make_logger().info(ERROR_MAP.get(1))
-                return 12, 4
-        runtime = Runtime()
+        where = "numba"
+        make_logger().info(ERROR_MAP.get(1))
     """
-    write("packages/numba/cuda/cudadrv/runtime.py", runtime)
+    write("packages/numba/cuda/target.py", target)
     code = """
         from numba import cuda
-        assert (cuda.compiler.where, cuda.runtime.get_version()) == ("numba", (12, 4))
+        assert (cuda.compiler.where, cuda.target.where) == ("numba", "numba")
         assert cuda.cudadrv.runtime.runtime is cuda.runtime
         assert not hasattr(cuda, "broken") and not hasattr(cuda, "nothing") and not hasattr(cuda.cudadrv, "nothing")
         print("done")

@@ -880,7 +880,7 @@ def test_a_download_that_another_copy_ended_keeps_nothing(backend, context, monk
             with pytest.raises(BackendError):
                 dm.copy_async(data())
             backend.disarm()
-        assert under_way._download._failed
+        assert under_way._download.failed
         return weakref.ref(mine)
 
     gc.collect()
