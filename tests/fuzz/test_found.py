@@ -371,3 +371,8 @@ def test_a_resource_that_keeps_no_other_stack_from_working(kind: type[Resource])
 
 def test_strides_of_no_axes() -> None:
     assert dm.device_array((), "f8", strides=()).strides == ()
+
+
+def test_devices_without_end() -> None:
+    with pytest.raises(dm.LayoutError, match="over more than 4,096 devices"):
+        dm.scatter(HOST, itertools.repeat(0))

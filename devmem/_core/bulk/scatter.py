@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise, zip_longest
+from itertools import islice, pairwise, zip_longest
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -33,6 +33,8 @@ from .async_copy import Transfer, copy_async
 
 #: Downloads of each array that are begun before the first of them is waited for.
 MAX_IN_FLIGHT = 4
+#: An array is scattered over so many at most; a device may be named more than once.
+MOST_DEVICES = 4096
 
 Key = tuple[slice, ...]
 HostArray = npt.NDArray[Any]
@@ -150,9 +152,10 @@ def _parts(array: HostArray, opened: OpenDevice) -> Iterator[Key]:
 def _device_list(devices: object) -> list[Any]:
     if isinstance(devices, (str, bytes)) or not hasattr(devices, "__iter__"):
         raise TypeError(f"scatter() takes a list of devices, not {devices!r}")
-    listed = list(devices)
-    if not listed:
-        raise LayoutError("scatter() over no device: give a list of one or more")
+    listed = list(islice(devices, MOST_DEVICES + 1))  # there may be no end of them
+    if not 0 < len(listed) <= MOST_DEVICES:
+        number = f"more than {MOST_DEVICES:,} devices" if listed else "no device"
+        raise LayoutError(f"scatter() over {number}: give a list of one or more")
     return listed
 
 
