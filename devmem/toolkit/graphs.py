@@ -63,6 +63,8 @@ class Graphs(Part):
         self._numbers = itertools.count(FIRST_HANDLE)
         #: By handle of the captured stream, the graph that is being made.
         self._being_made: dict[int, _Capture] = {}
+        #: The graph whose making was begun last, behind its entry there and before its capture.
+        self._begun = 0
         self.graphs: dict[int, list[Piece]] = state.graphs
         #: What was captured and instantiated, or given up, and has to be destroyed.
         self.captured: list[Any] = []
@@ -99,13 +101,14 @@ class Graphs(Part):
     def _check_not_captured(self) -> None:
         info = getattr(self._driver, "info", None)  # None where the device could not be opened
         for stream in list(self._streams) if info is not None and Capability.CAPTURE in info.capabilities else ():
+            begun = self._begun
             try:
                 captured = stream not in self._being_made and self._driver.capturing(stream)
             except BackendError:
                 if self._streams.holds(stream):
                     raise
                 continue  # another thread has destroyed it meanwhile
-            if captured:
+            if captured and self._begun == begun:  # else it may be a graph of ours, begun meanwhile, that was seen
                 raise UnsupportedError(
                     f"the stream {stream:#x}, or one that it waits for, is capturing a graph, which a wait for the whole "
                     f"device would end: call it outside of the capture"
@@ -117,7 +120,7 @@ class Graphs(Part):
 
     def _create(self, calls: Sequence[GraphCall], stream: int) -> int:
         capture = self._being_made[stream] = _Capture(self, self._streams[stream])
-        graph = next(self._numbers)
+        graph = self._begun = next(self._numbers)
         try:
             for call in calls:
                 capture.add(call, self._driver, stream)
