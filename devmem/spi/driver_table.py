@@ -15,7 +15,7 @@ from enum import IntFlag
 from typing import NoReturn, Protocol
 
 #: The layout of `DriverTable`. A table of another version is not used.
-TABLE_VERSION = 2
+TABLE_VERSION = 3
 
 
 class TableFlags(IntFlag):
@@ -44,7 +44,8 @@ class DriverTable(ctypes.Structure):
     ``stream_query(stream)`` and ``event_query(event)`` return 0 where it has passed all of its work and 600 where it has not, and
     ``event_record(event, stream)`` records; streams and events are known by the numbers that the driver's own methods gave.
     ``capture_mode(mode)`` sets the calling thread's stream capture mode and stores the previous one there, in 32 of the 64 bits.
-    In the mode ``relaxed`` the thread's calls do not invalidate captures of other threads.
+    In the mode ``relaxed`` the thread's calls do not invalidate captures of other threads. ``is_capturing(stream, out)`` stores
+    whether a graph is captured on the stream, or was until the capture was invalidated, in 32 of the 64 bits; 0: none is.
     """
 
     _fields_ = (
@@ -65,6 +66,7 @@ class DriverTable(ctypes.Structure):
         ("event_query", ctypes.c_void_p),
         ("event_record", ctypes.c_void_p),
         ("capture_mode", ctypes.c_void_p),
+        ("is_capturing", ctypes.c_void_p),
     )
 
 

@@ -17,7 +17,7 @@ from devmem.spi.types import Capability, DeviceInfo, Exchange
 
 NAMES = (
     *("get_current", "set_current", "allocate", "free", "copy_up", "copy_down", "synchronize"),
-    *("stream_query", "event_query", "event_record", "capture_mode"),
+    *("stream_query", "event_query", "event_record", "capture_mode", "is_capturing"),
 )
 OUT_OF_MEMORY, CURRENT, RELAXED = 2, 7, 2
 _WORD, _SIZE, _POINTER = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
@@ -34,6 +34,7 @@ TYPES = {
     "event_query": ctypes.CFUNCTYPE(ctypes.c_int, _WORD),
     "event_record": ctypes.CFUNCTYPE(ctypes.c_int, _WORD, _WORD),
     "capture_mode": ctypes.CFUNCTYPE(ctypes.c_int, _OUT),
+    "is_capturing": ctypes.CFUNCTYPE(ctypes.c_int, _WORD, _OUT),
 }
 #: With the flag COPIES_TAKE_STREAM: the kind and the stream come too.
 COPIES = {
@@ -44,14 +45,15 @@ COPIES = {
 class TableDriver:
     """One device."""
 
-    def __init__(self, name="table", ordinal=0, copies_take_stream=False):
-        capabilities = frozenset({Capability.STREAM_ORDERED})
+    def __init__(self, name="table", ordinal=0, copies_take_stream=False, captures=False):
+        capabilities = frozenset({Capability.STREAM_ORDERED} | ({Capability.CAPTURE} if captures else set()))
         exchange = Exchange(streams={1: 1, 2: 2})
         self.info = DeviceInfo(
             name, ordinal, "a device with a table", "0", 1 << 20, capabilities=capabilities, exchange=exchange
         )
         self.calls, self.failing, self.current, self.memory = [], {}, CURRENT, {}
         self.capture = threading.local()  # each thread has a mode of its own
+        self.capturing_streams = set()
         self.table_blocks, self.next = {}, 1 << 20
         self.table = DriverTable(TABLE_VERSION, TableFlags.USABLE, CURRENT, 3, 1, RELAXED)
         types = TYPES | COPIES if copies_take_stream else TYPES
@@ -139,6 +141,10 @@ class TableDriver:
         mode[0], self.capture.mode = getattr(self.capture, "mode", 0), mode[0]
         return 0
 
+    def _is_capturing(self, stream, found):
+        found[0] = stream in self.capturing_streams
+        return self.saw("is_capturing", stream)
+
     # -- the driver's own methods --------------------------------------------------------------------------------------
 
     def enter(self):
@@ -201,6 +207,11 @@ class TableDriver:
     def stream_synchronize(self, stream):
         self.checked("synchronize", stream)
 
+    def capturing(self, stream):
+        found = (_WORD * 1)()
+        self.checked("is_capturing", stream, found)
+        return bool(found[0])
+
     def stream_query(self, stream):
         return not self._stream_query(stream)
 
@@ -240,9 +251,9 @@ class TableBackend:
 
     spi_version = SPI_VERSION
 
-    def __init__(self, name="table", copies_take_stream=False):
+    def __init__(self, name="table", copies_take_stream=False, captures=False):
         self.name = name
-        self.copies_take_stream = copies_take_stream
+        self.copies_take_stream, self.captures = copies_take_stream, captures
         self.driver = None
 
     def unavailable(self):
@@ -252,7 +263,7 @@ class TableBackend:
         return 1
 
     def open(self, ordinal):
-        self.driver = TableDriver(self.name, ordinal, self.copies_take_stream)
+        self.driver = TableDriver(self.name, ordinal, self.copies_take_stream, self.captures)
         return self.driver
 
 

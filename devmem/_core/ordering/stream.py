@@ -383,12 +383,10 @@ class Stream(StreamState, EventStream, _Advice):
         if self.owned is None:
             return
         self.check_not_recorded("to close a stream")
-        if not self.simple:
-            with CurrentDevice(self.device_handle):
-                self.check_waitable()
         if core is not None and core.close_stream(self) is not None:
             return
         with CurrentDevice(self.device_handle) as driver:
+            self.check_waitable()
             driver.stream_synchronize(self.handle)
             self.services.poll()
             if self.services.is_busy(self):

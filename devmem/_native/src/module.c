@@ -1,7 +1,7 @@
 /* The module, which the other files fill. */
 #include "native.h"
 
-#define INTERFACE 11 /* as in devmem/_native/__init__.py */
+#define INTERFACE 12 /* as in devmem/_native/__init__.py */
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,

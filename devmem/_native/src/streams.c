@@ -29,6 +29,7 @@ struct question {
     struct frees *frees;
     enum table_call wanted;
     uint64_t handle, stream;
+    bool capturable; /* a graph may be captured on the stream, and waiting would end the capture */
 };
 
 static int put(const struct driver_table *table, void *of, enum table_call *call) {
@@ -41,8 +42,11 @@ static int put(const struct driver_table *table, void *of, enum table_call *call
         return table->stream_query(asked->handle);
     if (asked->wanted == EVENT_RECORD)
         return table->event_record(asked->handle, asked->stream);
-    if (asked->wanted == SYNCHRONIZE)
-        return table->synchronize(asked->handle);
+    if (asked->wanted == SYNCHRONIZE) {
+        uint64_t capturing = 0;
+        int failed = asked->capturable ? table->is_capturing(asked->handle, &capturing) : 0;
+        return failed || capturing ? INT_MIN : table->synchronize(asked->handle); /* Python asks again, and says what is wrong */
+    }
     int status = table->capture_mode(&mode);
     if (!status) {
         status = table->event_query(asked->handle);
@@ -52,8 +56,8 @@ static int put(const struct driver_table *table, void *of, enum table_call *call
 }
 
 /* Free what was dropped and call one function: its status. */
-static int ask(struct lane *lane, struct frees *frees, enum table_call *call, uint64_t handle, uint64_t stream) {
-    struct question asked = {frees, *call, handle, stream};
+static int ask(struct lane *lane, struct frees *frees, enum table_call *call, uint64_t handle, uint64_t stream, bool capturable) {
+    struct question asked = {frees, *call, handle, stream, capturable};
     return in_device(lane, put, &asked, call);
 }
 
@@ -71,7 +75,7 @@ static PyObject *take(struct lane *lane, PyObject *by_key, PyObject *key, PyType
     if (is_open(lane) && (record = PyObject_CallMethodObjArgs(kept, name_popleft, NULL))) {
         int status = INT_MIN;
         if (Py_TYPE(record) == class && (*number = handle_of(record, table, &handle)))
-            status = ask(lane, &frees, &call, handle, 0);
+            status = ask(lane, &frees, &call, handle, 0, false);
         passed = !status && is_open(lane) && PyDict_GetItemWithError(table, *number) == record;
         if (!passed && is_open(lane)) /* another turn, or Python's to take, to ask and to say what is wrong */
             Py_XDECREF(PyObject_CallMethodObjArgs(kept, status == NOT_READY ? name_append : name_appendleft, record, NULL));
@@ -238,13 +242,13 @@ static PyObject *close_stream(PyObject *Py_UNUSED(module), PyObject *stream) {
         return none();
     bool waits = may_keep(lane, (struct owner_state *)stream, record, number);
     enum table_call call = SYNCHRONIZE;
-    int status = waits ? ask(lane, NULL, &call, handle, 0) : 0;
-    if (status)
+    int status = waits ? ask(lane, NULL, &call, handle, 0, !((struct owner_state *)stream)->simple) : 0;
+    if (status && status != INT_MIN)
         refuse(lane, call, status);
-    else if (Py_TYPE(stream) != stream_class) /* another thread has closed it meanwhile */
+    else if (!status && Py_TYPE(stream) != stream_class) /* another thread has closed it meanwhile */
         result = PyBool_FromLong(1);
     /* It may have done anything else: then Python does it all once more. */
-    else if (waits && (kept = may_keep(lane, (struct owner_state *)stream, record, number))) {
+    else if (!status && waits && (kept = may_keep(lane, (struct owner_state *)stream, record, number))) {
         Py_INCREF(kept);
         result = keep((struct owner_state *)stream, (struct record_state *)record, closed_stream, kept, lane->own_streams);
         Py_DECREF(kept);
@@ -298,7 +302,7 @@ static PyObject *record_event(PyObject *Py_UNUSED(module), PyObject *const *argu
     int go = target(lane, arguments[1], &stream), status = 0;
     if (go > 0)
         go = is_open(lane) && Py_TYPE(arguments[0]) == event_class;
-    if (go > 0 && (status = ask(lane, NULL, &call, handle, stream)))
+    if (go > 0 && (status = ask(lane, NULL, &call, handle, stream, false)))
         refuse(lane, call, status);
     if (status)
         go = -1;

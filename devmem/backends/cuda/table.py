@@ -27,6 +27,7 @@ FUNCTIONS = {
     "event_query": "cuEventQuery",
     "event_record": "cuEventRecord",
     "capture_mode": "cuThreadExchangeStreamCaptureMode",
+    "is_capturing": "cuStreamIsCapturing",
 }
 #: The version of CUDA whose functions are asked for: the oldest that devmem runs on.
 VERSION = 12000

@@ -24,6 +24,7 @@ FUNCTIONS = {
     "event_query": "hipEventQuery",
     "event_record": "hipEventRecord",
     "capture_mode": "hipThreadExchangeStreamCaptureMode",
+    "is_capturing": "hipStreamIsCapturing",
 }
 #: The legacy default stream, as every runtime knows it.
 NULL_STREAM = 0

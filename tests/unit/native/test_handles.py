@@ -20,8 +20,8 @@ pytestmark = pytest.mark.skipif(_native.core is None, reason=_native.why)
 
 
 @pytest.fixture
-def backend():
-    made = TableBackend("used-again")
+def backend(request):
+    made = TableBackend("used-again", captures=getattr(request, "param", False))
     dm.register_backend(made)
     try:
         with dm.use_backend(made.name):
@@ -66,6 +66,48 @@ def test_a_stream_takes_two_calls(backend):
     dm.trim()
     assert called(backend).count("stream_destroy") == 1
     assert spare() == []
+
+
+CAPTURES = pytest.mark.parametrize("backend", [True], indirect=True, ids=["captures"])
+
+
+@CAPTURES
+def test_a_stream_that_may_be_captured_is_asked_once(backend):
+    stream = dm.stream()
+    called(backend)
+    stream.close()
+    assert called(backend) == ["is_capturing", "synchronize"]
+    assert (stream.closed, len(spare())) == (True, 1)
+
+
+@CAPTURES
+def test_a_captured_stream_is_not_closed(backend):
+    stream = dm.stream()
+    backend.driver.capturing_streams.add(stream.handle)
+    called(backend)
+    with pytest.raises(dm.UnsupportedError, match="is capturing a graph"):
+        stream.close()
+    assert set(called(backend)) == {"is_capturing"}  # waiting would end the capture
+    assert (stream.closed, spare()) == (False, [])
+    backend.driver.capturing_streams.clear()
+    stream.close()
+    assert (stream.closed, len(spare())) == (True, 1)
+
+
+@CAPTURES
+def test_a_stream_that_cannot_be_asked_is_not_closed(backend):
+    stream = dm.stream()
+    called(backend)
+    backend.driver.fail("is_capturing", 1, 999)
+    stream.close()  # Python has asked again
+    assert called(backend) == ["is_capturing", "is_capturing", "synchronize"]
+    stream = dm.stream()
+    backend.driver.fail("is_capturing", 1, 999)
+    backend.driver._is_capturing = lambda *_: 998  # what the driver's own method calls
+    with pytest.raises(dm.BackendError, match="998"):
+        stream.close()
+    assert "synchronize" not in called(backend)
+    assert (stream.closed, spare()) == (False, [])
 
 
 def test_an_event_takes_two_calls(backend):
