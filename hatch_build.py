@@ -21,7 +21,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PLACE = "devmem/_native/core.abi3.so"
-FLAGS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall", "-Wextra", "-shared")
+FLAGS = ("-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall", "-Wextra", "-shared")
 #: The first CPython whose limited API has all that the core uses: buffers, above all.
 LIMITED_API = "0x030B0000"
 VARIABLE = "DEVMEM_BUILD_NATIVE"

@@ -37,6 +37,12 @@ COMPILER_ONLY = {
 LINKED = "its code has to be linked, and devmem loads only code that needs no linker"
 #: Names of numba.cuda that cannot work in devmem's kernels, and why.
 REFUSED = {"declare_device": LINKED}
+#: What numba.cuda's kernels tell of their compiled code.
+OF_COMPILED_CODE = frozenset(
+    "overloads nopython_signatures stats compile inspect_asm inspect_llvm inspect_lto_ptx inspect_sass inspect_sass_cfg"
+    " inspect_types get_compile_result get_metadata get_const_mem_size get_local_mem_per_thread get_max_threads_per_block get_regs_per_thread"
+    " get_shared_mem_per_block".split()
+)
 
 
 class Dispatcher(DeviceFunction):
@@ -68,6 +74,12 @@ class Dispatcher(DeviceFunction):
 
     def __repr__(self) -> str:
         return f"<kernel {self.__name__}>"
+
+    def __getattr__(self, name: str) -> Any:
+        text = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if name in OF_COMPILED_CODE:
+            text += ": it tells of compiled code, which devmem's kernels do not show; compile this one by numba.cuda.jit"
+        raise AttributeError(text, name=name, obj=self)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Call the function in a kernel; ValueError on the host, where it has to be launched."""

@@ -435,6 +435,15 @@ def test_signatures_and_options():
     assert cuda.jit(body).py_func is body
 
 
+@pytest.mark.parametrize("name", ["overloads", "inspect_asm", "inspect_llvm", "get_regs_per_thread"])
+def test_kernels_do_not_show_their_compiled_code(name):
+    assert not hasattr(increase, name)
+    with pytest.raises(AttributeError, match=f"no attribute '{name}': it tells of compiled code.*numba.cuda.jit"):
+        getattr(increase, name)
+    with pytest.raises(AttributeError, match="'Dispatcher' object has no attribute 'else_where'$"):
+        increase.else_where  # noqa: B018
+
+
 def test_a_record_of_the_host_is_written_back(kernels):
     @cuda.jit
     def double(record):
