@@ -380,11 +380,9 @@ class Stream(StreamState, EventStream, _Advice):
         >>> stream.closed
         True
         """
-        if self.owned is None:
+        if (core is not None and core.close_stream(self) is not None) or self.owned is None:
             return
         self.check_not_recorded("to close a stream")
-        if core is not None and core.close_stream(self) is not None:
-            return
         with CurrentDevice(self.device_handle) as driver:
             self.check_waitable()
             driver.stream_synchronize(self.handle)
