@@ -85,7 +85,7 @@ def test_a_record_filled_with_a_number_too_large() -> None:
         array.fill(1 << 70)
 
 
-@pytest.mark.parametrize("number", [-1, 1 << 64, 1 << 70])
+@pytest.mark.parametrize("number", [-1, 3, 4095, 1 << 64, 1 << 70])
 def test_a_stream_in_an_array_interface_that_is_no_address(number: int) -> None:
     array = dm.zeros(3)
     if "pointer_info" not in array.device.info.capabilities or array.device.info.exchange.device_type == 1:

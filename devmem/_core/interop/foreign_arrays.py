@@ -30,7 +30,7 @@ import numpy.typing as npt
 from ...spi.driver import FullDriver
 from ...spi.errors import ConfigError, LayoutError, UnsupportedError
 from ...spi.sizes import exact_size
-from ...spi.types import PER_THREAD_STREAM
+from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 from ..base.address import bytes_at
 from ..base.arguments import foreign_attribute, integers_of
 from ..base.config import settings
@@ -41,6 +41,7 @@ from ..device.open_device import OpenDevice
 from ..device.opening import open_devices
 from ..lifetime.allocation import ForeignAllocation
 from ..ordering.stream import Stream
+from ..ordering.stream_table import NO_ADDRESS
 from .dlpack import DEVICE_NAMES, HOST_TYPES, IS_COPIED, READ_ONLY, VERSION, Layout, check_address, layout_of, take
 from .dlpack_types import has_type
 
@@ -311,7 +312,7 @@ def _stream_handle(opened: OpenDevice, stream: object, obj: object) -> int:
         raise LayoutError(f"{_interface(obj)} names its stream {stream!r}, not by an integer")
     number = operator.index(stream)
     handle = (opened.handle.info.exchange.streams or {}).get(number, number)
-    if not 0 < handle < 1 << 64:
+    if handle not in (LEGACY_STREAM, PER_THREAD_STREAM) and not NO_ADDRESS <= handle < 1 << 64:
         allowed = "1 is the legacy default stream, 2 the thread's own, others are addresses of 64 bits"
         raise LayoutError(f"{_interface(obj)} names the stream {number}, which is not allowed: {allowed}")
     return handle
