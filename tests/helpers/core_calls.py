@@ -1,11 +1,15 @@
 """The functions of the compiled core with arguments of any kind: ``python core_calls.py FIRST LAST`` runs those seeds.
 
+Before them each function is called with one field of its objects that is missing, or holds something else.
+
 What devmem hands to the core it has checked, but an object may be half made, of a program's own class, or changed meanwhile. The
 core answers, or raises what is not SystemError; that it reads nothing else is for the address sanitizer to see.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import random
 import sys
 import warnings
@@ -28,6 +32,16 @@ ARRAY = ("_ptr", "_shape", "_dtype", "_strides", "_stream", "allocation", "open_
 #: All that the fields of addresses take: numbers.
 ADDRESSES = [0, 1, 16, 1 << 40]
 ALLOCATION = ("queue", "device_handle", "heap", "home", "ptr", "streams")
+#: Fields of an array, its allocation, a stream, an event and the stream's record, which take anything and can be deleted.
+OWNER = ("services", "device_handle", "handle", "owned", "_drop")
+FIELDS = (
+    ARRAY[1:],
+    tuple(name for name in ALLOCATION if name != "ptr"),
+    (*OWNER, "recorder"),
+    OWNER,
+    ("handle", "table", "key"),
+)
+MISSING = object()
 
 
 def made(chance):
@@ -78,6 +92,30 @@ NAMES = (
 )  # fmt: skip
 
 
+def call(name, arguments, told):
+    try:
+        getattr(_native.core, name)(*arguments)
+    except SystemError as error:
+        raise AssertionError(f"{told}: {name}{tuple(map(type, arguments))}") from error
+    except Exception:
+        return
+
+
+def one_field(name, which, field, value):
+    """Call a function with one field of one object missing, or of that value."""
+    array, stream, event = dm.to_device(np.arange(16.0)), dm.stream(), dm.event()
+    block, record = array.allocation, stream.owned
+    target, arguments = (array, block, stream, event, record)[which], right(name, [array, block, None, stream, event])
+    before = getattr(target, field)
+    if value is MISSING:
+        delattr(target, field)
+    else:
+        setattr(target, field, value)
+    call(name, arguments, f"{field} of a {type(target).__name__}: {value}")
+    with contextlib.suppress(AttributeError):  # of one that the call has closed
+        setattr(target, field, before)
+
+
 def run(seed):
     chance = random.Random(seed)
     objects = made(chance)
@@ -89,12 +127,7 @@ def run(seed):
                 arguments[at] = chance.choice([*objects, *PLAIN])
         if chance.random() < 0.1:
             arguments = [*arguments, None] if chance.random() < 0.5 else arguments[1:]
-        try:
-            getattr(_native.core, name)(*arguments)
-        except SystemError as error:
-            raise AssertionError(f"seed {seed}: {name}{tuple(map(type, arguments))}") from error
-        except Exception:
-            continue
+        call(name, arguments, f"seed {seed}")
     odd = objects[-2]
     if isinstance(getattr(odd, "device_handle", None), _native.core.HandleState):
         odd.ptr = 0  # or its finalizer would append it to the queue, which frees it
@@ -108,6 +141,9 @@ if __name__ == "__main__":
         for _ in range(2):  # the first of each is made, and kept, by Python
             dm.stream().close()
             dm.event().close()
+        for which, fields in enumerate(FIELDS):
+            for name, field, value in itertools.product(NAMES, fields, (MISSING, None, 5, (1, "y"))):
+                one_field(name, which, field, value)
         for number in range(int(sys.argv[1]), int(sys.argv[2])):
             run(number)
     print("ends")

@@ -350,7 +350,7 @@ static PyObject *array_of(struct lane *lane, struct versioned *managed) {
     return array;
 }
 
-/* The table of a class of arrays; NULL where it has none, or Python has to look. The last class is remembered. */
+/* The table of a class of arrays; NULL, mostly without an exception, where it has none, or Python has to look. The last class is remembered. */
 static struct exchange_table *table_of(PyTypeObject *class) {
     static PyTypeObject *last;
     static struct exchange_table *table;
@@ -360,7 +360,8 @@ static struct exchange_table *table_of(PyTypeObject *class) {
     struct exchange_table *found = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
     while (found && found->major != MAJOR)
         found = found->before;
-    PyErr_Clear();
+    if (!python_goes_on())
+        return NULL;
     if (found && PyObject_HasAttr((PyObject *)class, name_has_negatives)) /* PyTorch's may be negated when they are read */
         found = NULL;
     Py_XDECREF(capsule);
@@ -368,14 +369,6 @@ static struct exchange_table *table_of(PyTypeObject *class) {
     Py_XDECREF((PyObject *)last);
     last = class;
     return table = found;
-}
-
-/* Whether Python can go on: it meets an ordinary exception once more; an interrupt stays set. */
-static bool python_goes_on(void) {
-    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
-        return false;
-    PyErr_Clear();
-    return true;
 }
 
 /* Give a tensor back that was not taken. */
@@ -410,8 +403,7 @@ static PyObject *adopt(PyObject *Py_UNUSED(module), PyObject *object) {
                     (!stream || (!is_none(handle->legacy_number) &&
                                  (uint64_t)(uintptr_t)stream == PyLong_AsUnsignedLongLong(handle->legacy_number)));
         if (!same || table->from_object(object, &tensor))
-            tensor = NULL;
-        PyErr_Clear(); /* Python asks in its own way, and says what is wrong */
+            tensor = NULL; /* Python asks in its own way, and says what is wrong */
     }
     if (tensor && is_open(lane))
         found = array_of(lane, tensor);

@@ -416,11 +416,10 @@ static PyObject *lane_take(PyObject *self, PyObject *reset) {
     int zeroed = PyObject_IsTrue(reset);
     if (zeroed < 0)
         return NULL;
-    PyObject *found = Py_BuildValue("((LLLd)(LLLd))", lane->up.copies, lane->up.bytes, lane->up.timed, lane->up.seconds,
-                                    lane->down.copies, lane->down.bytes, lane->down.timed, lane->down.seconds);
-    if (found && zeroed)
+    struct counter up = lane->up, down = lane->down;
+    if (zeroed) /* before objects are made: a finalizer may copy then */
         lane->up = lane->down = (struct counter){0};
-    return found;
+    return Py_BuildValue("((LLLd)(LLLd))", up.copies, up.bytes, up.timed, up.seconds, down.copies, down.bytes, down.timed, down.seconds);
 }
 
 static PyMethodDef lane_methods[] = {

@@ -245,8 +245,9 @@ void refuse(struct lane *lane, enum table_call call, int status);
 
 Py_ssize_t known_itemsize(const PyObject *dtype);
 
-/* -- views.c: the tuple of some lengths, or strides ----------------------------------------------------------------------------- */
+/* -- views.c: the tuple of some lengths, or strides; and what is in one of at most MOST_AXES: their number, or -1, without an exception -- */
 
+int integers(PyObject *tuple, Py_ssize_t *values);
 PyObject *tuple_of(const Py_ssize_t *values, int count);
 
 /* -- the other files: each adds its names to the module; -1 with an exception set if that fails ---------------------------- */
@@ -277,6 +278,14 @@ static inline int intern(const struct name *names) {
 
 /* A new reference to None. */
 static inline PyObject *none(void) { return Py_NewRef(Py_None); }
+
+/* Whether Python can go on: it meets an ordinary exception once more; an interrupt, which came while an object's own code ran, stays set. */
+static inline bool python_goes_on(void) {
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
+        return false;
+    PyErr_Clear();
+    return true;
+}
 
 /* Whether a reference is missing or None. */
 static inline bool is_none(const PyObject *object) { return !object || object == Py_None; }

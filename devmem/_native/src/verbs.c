@@ -93,12 +93,11 @@ static bool small_buffer(const struct lane *lane, PyObject *host, PyObject *dtyp
 
 /* Whether a tuple is the shape of a buffer. */
 static bool has_shape(PyObject *shape, const Py_buffer *view) {
-    if (!PyTuple_Check(shape) || PyTuple_Size(shape) != view->ndim)
-        return false;
-    for (int axis = 0; axis < view->ndim; axis++)
-        if (PyLong_AsSsize_t(PyTuple_GetItem(shape, axis)) != view->shape[axis])
-            return false;
-    return true;
+    Py_ssize_t lengths[MOST_AXES];
+    bool same = integers(shape, lengths) == view->ndim;
+    for (int axis = 0; same && axis < view->ndim; axis++)
+        same = lengths[axis] == view->shape[axis];
+    return same;
 }
 
 /* The shape of a buffer; arrays of one shape, one after the other, share the tuple. */
@@ -262,9 +261,8 @@ static PyObject *make(PyObject *Py_UNUSED(module), PyObject *const *arguments, P
         if (lengths[axis] <= 0 || __builtin_mul_overflow(nbytes, lengths[axis], &nbytes))
             nbytes = 0;
     }
-    PyErr_Clear(); /* Python says what is wrong */
     if (nbytes <= 0)
-        return none();
+        return python_goes_on() ? none() : NULL; /* Python says what is wrong */
     const Py_buffer described = {.ndim = (int)axes, .shape = lengths};
     PyObject *shape = shape_of(&described);
     PyObject *made = shape ? new_array(shape, dtype, Py_None, nbytes, arguments[4]) : NULL;

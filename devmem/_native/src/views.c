@@ -13,8 +13,7 @@ static Py_ssize_t itemsize_of(PyObject *dtype) {
     return itemsize;
 }
 
-/* The lengths or strides in a tuple of at most MOST_AXES; their number, or -1, without an exception. */
-static int integers(PyObject *tuple, Py_ssize_t *values) {
+int integers(PyObject *tuple, Py_ssize_t *values) {
     Py_ssize_t count = tuple && PyTuple_Check(tuple) ? PyTuple_Size(tuple) : -1;
     if (count < 0 || count > MOST_AXES)
         return -1;
@@ -55,7 +54,7 @@ static bool packed(const Py_ssize_t *shape, int count, Py_ssize_t itemsize, Py_s
 /* Shape and strides of an array, whose memory is there; its number of axes, -1 where Python has to look, -2 with an exception. */
 static int layout(PyObject *object, Py_ssize_t *shape, Py_ssize_t *strides, Py_ssize_t *itemsize) {
     struct array_state *array = (struct array_state *)object;
-    if ((PyObject *)Py_TYPE(object) != device_array_class || !PyObject_TypeCheck(object, array_type) || !array->allocation ||
+    if ((PyObject *)Py_TYPE(object) != device_array_class || !PyObject_TypeCheck(object, array_type) || !array->dtype || !array->allocation ||
         !PyObject_TypeCheck(array->allocation, allocation_type))
         return -1;
     struct allocation_state *block = (struct allocation_state *)array->allocation;
@@ -97,10 +96,8 @@ static PyObject *part(PyObject *Py_UNUSED(module), PyObject *const *arguments, P
     int count = layout(arguments[0], shape, strides, &itemsize);
     if (count < 1)
         return count == -2 ? NULL : none();
-    if (PySlice_Unpack(arguments[1], &start, &stop, &step) < 0) {
-        PyErr_Clear(); /* Python says what is wrong with it */
-        return none();
-    }
+    if (PySlice_Unpack(arguments[1], &start, &stop, &step) < 0)
+        return python_goes_on() ? none() : NULL; /* Python says what is wrong with it */
     if (step > PY_SSIZE_T_MAX / 2 || step < -PY_SSIZE_T_MAX / 2) /* it was cut to what fits */
         return none();
     Py_ssize_t length = PySlice_AdjustIndices(shape[0], &start, &stop, step), offset;
