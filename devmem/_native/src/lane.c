@@ -236,8 +236,8 @@ uint64_t strike_out(struct lane *lane, struct allocation_state *block) {
         return 0;
     /* The driver keeps what its own methods gave. It is to forget it, as it does not see it freed; a pool's chunk is not. */
     PyObject *ptr = !lane->ready && PyDict_Size(lane->blocks) ? PyLong_FromUnsignedLongLong(address) : NULL;
-    if (ptr && PyDict_DelItem(lane->blocks, ptr) < 0)
-        PyErr_Clear();
+    if (!ptr || PyDict_DelItem(lane->blocks, ptr) < 0)
+        PyErr_Clear(); /* without memory for the number it is freed all the same */
     Py_XDECREF(ptr);
     return address;
 }

@@ -161,6 +161,20 @@ def test_the_driver_forgets_what_the_core_frees(backend, end):
     assert backend.driver.table_blocks == {}
 
 
+def test_without_memory_for_its_number_a_block_is_freed_all_the_same(backend):
+    _testcapi = pytest.importorskip("_testcapi")
+    kept, array = strided(), dm.to_device(HOST)
+    block, ptr = array.allocation, array.ptr
+    assert kept.ptr in backend.driver.table_blocks  # the core looks for the other one there
+    _testcapi.set_nomemory(0, 1)
+    try:
+        done = _native.core.free(block)
+    finally:
+        _testcapi.remove_mem_hooks()
+    assert (done, block.freed) == (True, True)
+    assert ptr not in backend.driver.memory
+
+
 def test_a_copy_is_made_again_where_memory_was_locked_and_unlocked_meanwhile(backend):
     dm.to_device(HOST)
     locks, sound, refused = current_open_device().page_locks, backend.driver.saw, []
