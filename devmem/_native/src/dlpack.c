@@ -110,14 +110,8 @@ Py_ssize_t known_itemsize(const PyObject *dtype) {
 
 static PyObject *name_lent, *name_streams, *name_legacy, *name_has_negatives, *name_table, *name_owner, *name_ready, *name_read_only;
 
-/* The lane of a block's device, or NULL: borrowed. */
-static const struct lane *lane_of(const struct allocation_state *block) {
-    PyObject *lane = ((const struct handle_state *)block->device_handle)->lane;
-    return is_none(lane) ? NULL : (const struct lane *)lane;
-}
-
 static int lend(const struct allocation_state *block) {
-    const struct lane *lane = lane_of(block);
+    const struct lane *lane = lane_of_handle(block->device_handle);
     PyObject *lent = lane && lane->live && block->heap == lane->heap ? Py_NewRef(lane->lent) : PyObject_GetAttr(block->heap, name_lent);
     PyObject *ptr = lent ? PyLong_FromUnsignedLongLong(block->ptr) : NULL;
     int done = ptr ? PySet_Add(lent, ptr) : -1;
@@ -130,8 +124,9 @@ static int lend(const struct allocation_state *block) {
 static int is_ready(const struct array_state *array, const struct allocation_state *block) {
     if (block->streams != Py_None || is_none(block->home))
         return 0;
-    if (lane_of(block))
-        return block->home == lane_of(block)->legacy;
+    const struct lane *lane = lane_of_handle(block->device_handle);
+    if (lane)
+        return block->home == lane->legacy;
     PyObject *streams = PyObject_GetAttr(array->open_device, name_streams);
     PyObject *legacy = streams ? PyObject_GetAttr(streams, name_legacy) : NULL;
     int same = legacy ? legacy == block->home : -1;
