@@ -64,7 +64,7 @@ static PyObject *enter(PyObject *self, PyObject *object) {
 
 /* take(place, address): whether it was there */
 static PyObject *take(PyObject *self, PyObject *const *arguments, Py_ssize_t given) {
-    uint64_t place, address = 0;
+    uint64_t place = 0, address = 0;
     if (given != 2)
         PyErr_SetString(PyExc_TypeError, "take() takes a place and an address");
     else if ((place = PyLong_AsUnsignedLongLong(arguments[0])) != UINT64_MAX || !PyErr_Occurred())

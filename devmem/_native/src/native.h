@@ -3,9 +3,9 @@
  * Each function does what the Python code beside its call does, and does it only where nothing has to be decided: otherwise it
  * returns None, having changed nothing, and that code runs. The Python code is the specification.
  *
- * No signal handler runs inside of a function here, because no bytecode does: what a function has begun it ends, so an interrupt
- * loses nothing. The collector may run wherever an object is made, and other threads wherever the GIL is released; state is whole
- * at these points.
+ * No signal handler runs inside of a function here, because no bytecode does, but where it calls Python code: what a function has
+ * begun it ends, so an interrupt loses nothing. The collector may run wherever an object is made, and other threads wherever the GIL
+ * is released; state is whole at these points.
  *
  *   state.c     the parts of device handles, allocations and arrays that the core reads: base classes of the Python classes
  *   blocks.c    the live blocks of heaps

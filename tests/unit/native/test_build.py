@@ -54,6 +54,12 @@ def test_a_compiler_that_fails_is_told(hook, monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_the_sources_compile_without_a_warning(hook, tmp_path):
+    if hook.reason_against():
+        pytest.skip(hook.reason_against())
+    assert hook.compile_core(SOURCES, tmp_path / "core.abi3.so", ("-Werror",)) == ""
+
+
 @pytest.mark.skipif(
     platform.machine() != "x86_64" or not shutil.which("readelf"), reason="nothing here reads relocations"
 )
