@@ -282,18 +282,23 @@ static PyObject *shape_of(const struct tensor *tensor) {
     return shape;
 }
 
+/* Whether a device, as DLPack names it, is that of a lane. */
+static bool is_of(const struct lane *lane, int32_t device_type, int32_t device_id) {
+    PyObject *device = ((const struct handle_state *)lane->handle)->dlpack_device;
+    return device && PyLong_AsLong(PyTuple_GetItem(device, 0)) == device_type && PyLong_AsLong(PyTuple_GetItem(device, 1)) == device_id;
+}
+
 /* The array of a tensor on the lane's device: contiguous, and ready on the legacy default stream. NULL, mostly without an exception,
  * where Python has to look; the tensor is not taken then. */
 static PyObject *array_of(struct lane *lane, struct versioned *managed) {
     const struct tensor *tensor = &managed->tensor;
     struct handle_state *handle = (struct handle_state *)lane->handle;
-    PyObject *device = handle->dlpack_device, *dtype = NULL;
+    PyObject *dtype = NULL;
     uint64_t address = (uint64_t)(uintptr_t)tensor->data, end;
     int64_t nbytes = tensor->bits / 8;
     if (managed->major != MAJOR || tensor->lanes != 1 || tensor->bits % 8 || !address || tensor->ndim < 0 ||
-        tensor->ndim > MOST_AXES || (tensor->ndim && !tensor->shape) || !device || is_none(handle->heap) ||
-        PyLong_AsLong(PyTuple_GetItem(device, 0)) != tensor->device_type ||
-        PyLong_AsLong(PyTuple_GetItem(device, 1)) != tensor->device_id)
+        tensor->ndim > MOST_AXES || (tensor->ndim && !tensor->shape) || is_none(handle->heap) ||
+        !is_of(lane, tensor->device_type, tensor->device_id))
         return NULL;
     for (int at = 0; at < type_count; at++)
         if (types[at].code == tensor->code && types[at].bits == tensor->bits)
@@ -481,7 +486,12 @@ static int allocate(struct tensor *like, struct versioned **made, void *context,
 }
 
 static int work_stream(int32_t device_type, int32_t device_id, void **stream) {
-    PyObject *number = PyObject_CallFunction(table_stream, "ii", (int)device_type, (int)device_id);
+    struct lane *lane = on_legacy(NULL) > 0 ? current_lane() : NULL;
+    PyObject *number = lane && is_of(lane, device_type, device_id) ? ((struct handle_state *)lane->handle)->legacy_number : NULL;
+    number = is_none(number) ? NULL : Py_NewRef(number);
+    Py_XDECREF((PyObject *)lane);
+    if (!number && !PyErr_Occurred())
+        number = PyObject_CallFunction(table_stream, "ii", (int)device_type, (int)device_id);
     *stream = number ? (void *)(uintptr_t)PyLong_AsUnsignedLongLong(number) : NULL;
     Py_XDECREF(number);
     return PyErr_Occurred() ? -1 : 0;

@@ -196,6 +196,20 @@ def test_the_current_stream_is_told_in_the_numbers_of_the_vendor(table):
         table.work_stream(8, 0, ctypes.addressof(out))
 
 
+def test_the_legacy_stream_is_told_by_the_core(table, backend):
+    if backend == "host":
+        pytest.skip("it has no table of C entry points")
+    kind, number = dm.zeros(1).__dlpack_device__()
+    out, called = ctypes.c_void_p(), []
+    sys.setprofile(lambda frame, event, argument: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        table.work_stream(kind, number, ctypes.addressof(out))
+    finally:
+        sys.setprofile(None)
+    assert "_table_stream" not in called
+    assert out.value == 1
+
+
 def test_a_tensor_is_made_like_another(table):
     before, told = live(), []
     like = DLManagedTensorVersioned()
