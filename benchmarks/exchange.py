@@ -1,23 +1,29 @@
 #!/usr/bin/env python3
-"""The time to exchange arrays by DLPack and the CUDA Array Interface, next to numba-cuda.
+"""The time to exchange arrays by DLPack and the CUDA Array Interface, next to numba-cuda and tvm-ffi.
 
     python benchmarks/exchange.py [--quick] [--json FILE] [--markdown FILE]
 
 Needs no GPU: a child process runs everything over the emulated CUDA driver in null mode, where calls return at once and do
-nothing. That needs a C compiler and cuda-bindings; numba-cuda is measured if it is installed. The libraries take turns within
-one run. Times are the minimum and the median of many turns. The exit code tells whether it ran, not whether targets were met.
+nothing. That needs a C compiler and cuda-bindings; numba-cuda and tvm-ffi (apache-tvm-ffi) are measured where they are
+installed. The libraries take turns within one run. Times are the minimum and the median of many turns. The exit code tells
+whether it ran, not whether targets were met.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +39,35 @@ from devmem.testing import emulator
 SECTION = "CUDA, over the emulated driver that does nothing"
 WHERE = "emulated"
 ELEMENTS = 16
-CAPSULE, INTERFACE, WRAP, WRAP_STREAM = (
+CAPSULE, EXPORT, ONE_WAY, CALL, CALL_ON_HOST, INTERFACE, WRAP, WRAP_STREAM = (
     "export and import a DLPack capsule",
+    "export a DLPack capsule",
+    "export by DLPack's table of C functions",
+    "an array into an empty call",
+    "an array of the host backend into an empty call",
     "__cuda_array_interface__",
     "wrap a foreign array",
     "wrap a foreign array that names a stream",
 )
 #: Microseconds.
-AT_MOST = {CAPSULE: 5.0, INTERFACE: 1.0}
+AT_MOST = {CAPSULE: 5.0, EXPORT: 0.15, ONE_WAY: 0.08, INTERFACE: 1.0}
 #: numba-cuda takes at least this many times as long.
 AT_LEAST = {WRAP: 2.0}
+#: At most this many times what a tensor of tvm-ffi's own takes.
+TIMES_TVM = {CALL: 1.3, CALL_ON_HOST: 1.3}
+#: Exports in one turn by the table, which a library in C calls.
+BY_TABLE = 1000
+LOOP = """
+struct tensor { char before[16]; void (*end)(struct tensor *); };
+int loop(int (*from_object)(void *, struct tensor **), void *object, int times) {
+    struct tensor *made;
+    for (int at = 0; at < times; at++) {
+        if (from_object(object, &made)) return -1;
+        made->end(made);
+    }
+    return 0;
+}
+"""
 #: Factor on the number of rounds.
 TURNS = 3
 NOTE = (
@@ -51,7 +76,8 @@ NOTE = (
     "minimum times; on a shared machine only the ratios are reliable. A capsule is exported, imported and released. "
     "The foreign array is an object with a ready `__cuda_array_interface__`; `as_cuda_array` is numba-cuda's, which trusts "
     "the interface, while devmem asks the driver for the memory's device and size. If it names a stream, "
-    "numba-cuda waits for it, and devmem makes its own stream wait for it."
+    "numba-cuda waits for it, and devmem makes its own stream wait for it. An empty call is one of a function of tvm-ffi that "
+    "does nothing, with an array of devmem's, and with a tensor of its own on the same memory."
 )
 
 
@@ -122,6 +148,14 @@ def targets(times: Mapping[str, Mapping[str, list[float]]]) -> list[Row]:
             row.detail, row.numbers = f"median of the rounds {median:.2f}", {"least": row.value, "median": median}
         row.judged_at_least(factor, f"{factor:g} x")
         found.append(row if row.value is not None else row.skipped("numba-cuda is not installed"))
+    for what, factor in TIMES_TVM.items():
+        ours, theirs = times.get(what, {}).get("devmem"), times.get(what, {}).get("tvm-ffi")
+        row = Row(f"{what}: devmem / tvm-ffi", WHERE, None, "x")
+        if ours and theirs:
+            row.value, median = spread(ours).least / spread(theirs).least, ratio(ours, theirs)
+            row.detail, row.numbers = f"median of the rounds {median:.2f}", {"least": row.value, "median": median}
+        row.judged(factor, f"{factor:g} x")
+        found.append(row if row.value is not None else row.skipped("apache-tvm-ffi is not installed"))
     return found
 
 
@@ -143,6 +177,7 @@ def child(rounds: int, seconds: float) -> None:
     primary = checked(driver.cuDevicePrimaryCtxRetain(checked(driver.cuInit(0), driver.cuDeviceGet(0))))
     checked(driver.cuCtxSetCurrent(primary))
     times = {what: interleaved(run, rounds, seconds, before=lambda _: None) for what, run in cases(versions).items()}
+    times[ONE_WAY] = {"devmem": [each / BY_TABLE for each in times[ONE_WAY]["devmem"]]}
     rows = [told(what, found) for what, found in times.items()] + targets(times)
     print(json.dumps({"versions": versions, "rows": [asdict(row) for row in rows]}))
 
@@ -154,11 +189,23 @@ def cases(versions: dict[str, str]) -> dict[str, dict[str, Callable[[], object]]
     plain, ordered = Foreign({**said, "stream": None}), Foreign({**said, "stream": 1})
     found: dict[str, dict[str, Callable[[], object]]] = {
         CAPSULE: {"devmem": lambda: dm.from_dlpack(array)},
-        "export a DLPack capsule": {"devmem": lambda: array.__dlpack__(stream=1, max_version=(1, 1))},
+        EXPORT: {"devmem": lambda: array.__dlpack__(stream=1, max_version=(1, 1))},
+        ONE_WAY: {"devmem": by_table(array)},
         INTERFACE: {"devmem": lambda: array.__cuda_array_interface__},
         WRAP: {"devmem": lambda: dm.as_device_array(plain)},
         WRAP_STREAM: {"devmem": lambda: dm.as_device_array(ordered)},
     }
+    with contextlib.suppress(ImportError):
+        import tvm_ffi
+
+        versions["tvm-ffi"] = importlib.metadata.version("apache-tvm-ffi")
+        call, of_host = (
+            tvm_ffi.get_global_func("testing.nop"),
+            dm.to_device(np.zeros(ELEMENTS, np.float32), device="host:0"),
+        )
+        for what, ours in ((CALL, array), (CALL_ON_HOST, of_host)):
+            own = tvm_ffi.from_dlpack(ours)
+            found[what] = {"devmem": partial(call, ours), "tvm-ffi": partial(call, own)}
     try:
         from numba import cuda as numba_cuda
     except ImportError:
@@ -171,13 +218,29 @@ def cases(versions: dict[str, str]) -> dict[str, dict[str, Callable[[], object]]
     return found
 
 
+def by_table(array: Any) -> Callable[[], object]:
+    """Export an array many times by DLPack's table of C functions, from C."""
+    with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder) / "loop.so"
+        command = [*(os.environ.get("CC") or "cc").split(), "-O2", "-shared", "-fPIC", "-x", "c", "-", "-o", str(built)]
+        subprocess.run(command, input=LOOP, text=True, check=True)
+        loop = ctypes.PyDLL(str(built)).loop
+    loop.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_int)
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    # Versions, the table before, the allocator; then what exports.
+    from_object = ctypes.c_void_p.from_address(get(type(array).__dlpack_c_exchange_api__, b"dlpack_exchange_api") + 24)
+    return partial(loop, from_object, array, BY_TABLE)
+
+
 def told(what: str, times: Mapping[str, list[float]]) -> Row:
     """One operation: minimum and median microseconds for each library."""
     spreads = {library: spread(found) for library, found in times.items()}
     numbers = {f"{lib} {key}": value * 1e6 for lib, found in spreads.items() for key, value in found._asdict().items()}
     detail = f"median {numbers['devmem median']:.2f}"
-    if "numba-cuda" in spreads:
-        detail += f" · numba-cuda {numbers['numba-cuda least']:.2f} (median {numbers['numba-cuda median']:.2f})"
+    for library in spreads:
+        if library != "devmem":
+            detail += f" · {library} {numbers[f'{library} least']:.2f} (median {numbers[f'{library} median']:.2f})"
     return Row(what, WHERE, numbers["devmem least"], "us", detail, numbers=numbers)
 
 

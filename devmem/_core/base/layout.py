@@ -98,6 +98,8 @@ def opaque(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
     NumPy has no text for those, and gives one that means nothing: ``<f1`` for a float8 of ml_dtypes.
     """
+    if dtype.isbuiltin == 1:  # one of NumPy's own
+        return dtype
     if dtype.isbuiltin == 2:
         return np.dtype(f"V{dtype.itemsize}")
     if dtype.subdtype is not None:

@@ -174,7 +174,7 @@ def make_ready(table: StreamTable, stream: int | None, *, now: bool = False) -> 
 def _stream_to_wait_for(allocation: Allocation, table: StreamTable) -> int | None:
     """The vendor's number of a stream that comes after all that devmem enqueued on the block; None if all is done."""
     home: Stream = allocation.home or getattr(allocation, "ready", None) or table.legacy
-    named = home.ordering_stream()
+    named = home if home is table.legacy else home.ordering_stream()
     if allocation.streams is not None or named is not allocation.home:
         with CurrentDevice(table.handle):
             allocation.order_behind(named)

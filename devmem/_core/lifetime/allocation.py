@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from threading import get_ident
 from types import MethodType
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..._native import core
 from ...spi.errors import ClosedError, DevmemError, LayoutError
@@ -395,7 +395,7 @@ class ForeignAllocation(Allocation):
         ready: Stream | None,
         read_only: bool,
     ) -> None:
-        no_home = cast("Stream", None)  # then every use is told to `after_use`
+        no_home: Any = None  # then every use is told to `after_use`
         super().__init__(queue, heap, ptr, nbytes, no_home, unnamed=True)
         self.owner = owner
         self.ready = ready

@@ -78,7 +78,9 @@ class Dispatcher(DeviceFunction):
     def __getattr__(self, name: str) -> Any:
         text = f"{type(self).__name__!r} object has no attribute {name!r}"
         if name in OF_COMPILED_CODE:
-            text += ": it tells of compiled code, which devmem's kernels do not show; compile this one by numba.cuda.jit"
+            text += (
+                ": it tells of compiled code, which devmem's kernels do not show; compile this one by numba.cuda.jit"
+            )
         raise AttributeError(text, name=name, obj=self)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
