@@ -38,10 +38,10 @@ LINKED = "its code has to be linked, and devmem loads only code that needs no li
 #: Names of numba.cuda that cannot work in devmem's kernels, and why.
 REFUSED = {"declare_device": LINKED}
 #: What numba.cuda's kernels tell of their compiled code.
-OF_COMPILED_CODE = frozenset(
-    "overloads nopython_signatures stats compile inspect_asm inspect_llvm inspect_lto_ptx inspect_sass inspect_sass_cfg"
-    " inspect_types get_compile_result get_metadata get_const_mem_size get_local_mem_per_thread get_max_threads_per_block get_regs_per_thread"
-    " get_shared_mem_per_block".split()
+OF_COMPILED_CODE = (
+    *("overloads", "nopython_signatures", "stats", "compile", "get_compile_result", "get_metadata", "inspect_types"),
+    *("inspect_asm", "inspect_llvm", "inspect_lto_ptx", "inspect_sass", "inspect_sass_cfg", "get_const_mem_size"),
+    *("get_local_mem_per_thread", "get_max_threads_per_block", "get_regs_per_thread", "get_shared_mem_per_block"),
 )
 
 

@@ -440,7 +440,7 @@ def test_kernels_do_not_show_their_compiled_code(name):
     assert not hasattr(increase, name)
     with pytest.raises(AttributeError, match=f"no attribute '{name}': it tells of compiled code.*numba.cuda.jit"):
         getattr(increase, name)
-    with pytest.raises(AttributeError, match="'Dispatcher' object has no attribute 'else_where'$"):
+    with pytest.raises(AttributeError, match=r"'Dispatcher' object has no attribute 'else_where'$"):
         increase.else_where  # noqa: B018
 
 
