@@ -205,7 +205,7 @@ def save(
     TypeError
         It is no device array; a name is no text.
     LayoutError
-        A dict, and the file has another name; a dtype that .safetensors files do not have.
+        A dict, and the file has another name; one array, and it has one of these; a dtype that .safetensors files do not have.
     OSError
         The file cannot be written: no such folder, no permission, the disk is full, or something is there that is no regular
         file.
@@ -222,5 +222,9 @@ def save(
         files.save_many(array, path, metadata)
     elif metadata is not None:
         raise LayoutError("save(metadata=) is for a dict of arrays and a .safetensors file")
+    elif files.holds_several(text := files.path_of(path)):
+        raise LayoutError(
+            f"save({text!r}): files of this name hold arrays by name: save({{'name': array}}, ...), or .npy"
+        )
     else:
         files.save(array, path)

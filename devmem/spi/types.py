@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntFlag, StrEnum
 from types import MappingProxyType
 from typing import Final, NamedTuple, Self
@@ -195,8 +195,18 @@ class MemoryInfo(NamedTuple):
         return f"<table>{''.join(rows)}</table>"
 
 
+class _Sent:
+    """A dataclass to be pickled and copied with the mappings in it: those that cannot be changed go as dicts."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
+        values = (getattr(self, each.name) for each in fields(self))  # type: ignore[arg-type]
+        return type(self), tuple(dict(value) if isinstance(value, Mapping) else value for value in values)
+
+
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class Exchange(_Sent):
     """The numbers by which other libraries know a device's memory and streams, agreed on by its vendor and DLPack.
 
     ``device_type``, ``host_type`` and ``managed_type`` are DLPack's numbers for memory of the device, for page-locked and for
@@ -210,13 +220,13 @@ class Exchange:
     device_type: int = 12
     host_type: int = 1
     managed_type: int = 1
-    streams: Mapping[int, int] | None = None
+    streams: Mapping[int, int] | None = field(default=None, hash=False)
     array_interface: bool = False
     cuda_stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceInfo:
+class DeviceInfo(_Sent):
     """The properties of a device; fixed from the moment it is opened.
 
     ``uuid`` identifies the physical device across processes and orderings, ``pci_id`` its slot (empty where there is
@@ -259,7 +269,7 @@ class DeviceInfo:
     shares_stream_ordered: bool = False
     coherence: str = ""
     exchange: Exchange = Exchange()
-    facts: Mapping[str, str | int | float | bool] = field(default_factory=lambda: MappingProxyType({}))
+    facts: Mapping[str, str | int | float | bool] = field(default_factory=lambda: MappingProxyType({}), hash=False)
 
     def __str__(self) -> str:
         return "\n".join(f"{name}: {value}" for name, value in self.shown().items())

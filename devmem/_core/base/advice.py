@@ -28,7 +28,7 @@ MODULE = {
     "CUDAGraph": "`with capture(stream) as plan:` records the stream's work, plan.replay() runs it",
     "empty_pinned zeros_pinned alloc_pinned_memory": "pinned_array(shape, dtype) is page-locked memory of the host",
     "pin_memory": "pinned_array(shape, dtype) is page-locked memory of the host, pinned(x) locks an array's for a while",
-    "malloc mem_alloc": "empty(nbytes, numpy.uint8) is memory of a device, its ptr the address",
+    "malloc mem_alloc alloc caching_allocator_alloc": "empty(nbytes, numpy.uint8) is memory of a device, its ptr the address",
     "malloc_managed": "managed_array(shape, dtype) is managed memory",
     "memcpy memcpy_htod memcpy_dtoh memcpy_dtod": (
         "to_device(x) copies to a device, d.copy_to_host() back, d.copy_to_device(x) into an array that is there"
@@ -38,17 +38,20 @@ MODULE = {
         "memory_info() and memory_summary() have the bytes"
     ),
     "reset_peak_memory_stats": "push() and pop() of a memory.Statistics have the peak between them",
-    "MemoryPool get_default_memory_pool": "use_memory('pool') chooses a pool, memory.PoolMemory is one",
-    "set_allocator": "use_memory(resource) sets the memory stack for a block, DEVMEM_MEMORY_MANAGER for the process",
+    "MemoryPool MemPool get_default_memory_pool PinnedMemoryPool": "use_memory('pool') chooses a pool, memory.PoolMemory is one",
+    "set_allocator set_pinned_memory_allocator set_memory_manager using_allocator use_mem_pool change_current_allocator": (
+        "use_memory(resource) sets the memory stack for a block, DEVMEM_MEMORY_MANAGER for the process"
+    ),
+    "CUDAPluggableAllocator": "devmem.adapters.torch.pluggable_allocator() makes one of the memory stack in force",
     "OutOfMemoryError": "OutOfMemory is raised, which is a MemoryError",
-    "current_stream": "default_stream(), or the stream of the `with stream:` around the call",
-    "get_device current_context": "current_device(), and d.device of an array",
+    "current_stream get_current_stream": "default_stream(), or the stream of the `with stream:` around the call",
+    "get_device get_current_device current_context": "current_device(), and d.device of an array",
     "set_device": "select_device(device)",
     "use_device default_device": "`with device(0):` for a block, select_device(0) from now on",
-    "use_stream": "`with stream:` makes it the current stream",
+    "use_stream set_stream": "`with stream:` makes it the current stream",
     "get_device_name": "current_device().name",
     "get_device_properties": "device(0).info has what is known of a device",
-    "gpus local_devices": "devices() are the devices",
+    "gpus local_devices list_devices": "devices() are the devices",
     "gpu": "device(0) is the first device",
     "arange linspace eye random rand randn": "make it with NumPy, to_device(numpy.arange(10)): devmem computes nothing",
     "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 complex64 complex128 bool_ dtype": (
@@ -60,6 +63,11 @@ MODULE = {
     "DataLoader": "prefetch(batches) uploads ahead of the work",
     "ndarray Tensor": "DeviceNDArray is the class of device arrays",
     "cuda": "every function is in devmem itself, for each vendor; numba.cuda's names are in devmem.compat.numba_cuda",
+    "ExternalStream": "external_stream(stream) takes another library's stream",
+    "UnownedMemory as_cuda_array from_cuda_array_interface": "as_device_array(x) takes another library's memory, without a copy",
+    "is_cuda_array": "is_device_array(x)",
+    "get_elapsed_time": "start.elapsed_time(end) gives milliseconds",
+    "can_device_access_peer": "device(0).can_access_peer(other)",
     "jit": "kernel is the decorator of kernels",
     (
         "Adaptor DriverMemory FailIf FailNth Guard Limit Log ManagedMemory MappedMemory MemoryResource OnOutOfMemory Owner "
@@ -78,10 +86,13 @@ ARRAY = {
     "gpudata data device_pointer device_ctypes_pointer unsafe_buffer_pointer untyped_storage": "ptr is the address, an int",
     "zero_": "fill(0)",
     "fill_": "fill(value)",
+    "getitem": "d[key]; d[key].copy_to_host(stream=stream) on a stream",
+    "setitem": "d[key] = value; d[key].copy_to_device(value, stream) on a stream",
+    "base": "views share their memory and keep it alive: there is no array that owns it",
     "clone contiguous": "copy() is a new array, contiguous in the same order of axes",
     "flatten": "ravel() is a view where there is one; reshape(-1, copy=True) always copies",
     "flat": "ravel() is a view where there is one; copy_to_host().flat goes over the elements",
-    "permute swapaxes mT": "transpose(axes) is a view with the axes in another order",
+    "permute swapaxes moveaxis mT": "transpose(axes) is a view with the axes in another order",
     "unsqueeze expand_dims": "index with None for an axis of length one, d[None]",
     "expand broadcast_to": "d[...] = x repeats x along axes of d; or to_device(numpy.broadcast_to(x, shape))",
     "byteswap": "swap on the host, to_device(x.byteswap()); view(d.dtype.newbyteorder()) reads the same bytes in the other order",
@@ -97,7 +108,7 @@ ARRAY = {
     "get_device": "device is where the array lives, device.ordinal its number",
     "pin_memory": "pinned_array() is page-locked memory of the host, copy_to_host(pinned=True) copies to it",
     "block_until_ready": "device.synchronize() waits for the device, stream.synchronize() for a stream",
-    "tobytes tofile save": "copy_to_host() first; devmem.save(d, path) writes a .npy file",
+    "tobytes tofile save dump dumps": "copy_to_host() first; devmem.save(d, path) writes a .npy file",
     (
         "sum mean min max prod std var any all argmin argmax argsort sort cumsum cumprod dot matmul clip round nonzero take "
         "repeat trace conj real imag"
@@ -135,12 +146,18 @@ DEVICE = {
     "attributes properties": "info has what is known of it, info.facts has what the driver says of it",
     "create_stream": "`with device:` around devmem.stream() makes one there",
 }
+IPC = {
+    "open open_direct open_staged open_array": "devmem.open_ipc_array(handle) opens it in another process",
+    "close": "the array that open_ipc_array() returned is freed, or dropped",
+}
 #: Keywords of other libraries; of those that mean something else in another call, with the call.
 KEYWORDS = {
     "non_blocking": "write stream=devmem.Stream(): the call may return before the copy is done",
     "requires_grad": "devmem arrays have no gradients: leave it out",
     "order": "write x = numpy.asarray(x, order=...) before: the order of axes is kept",
-    "asarray(blocking)": "without stream= the copy is complete on return: leave it out",
+    "asarray(blocking) to_device(blocking)": "without stream= the copy is complete on return: leave it out",
+    "to_device(dtype)": "devmem.asarray(x, dtype) converts on the host, and uploads",
+    "to_device(out)": "write to=",
     "pin_memory pinned": "pinned_array(shape, dtype) is page-locked memory of the host",
     "to(dtype)": "devmem converts on the host only: asarray(d.copy_to_host(), dtype)",
     "copy(order)": "the order of axes is kept; d.reshape(-1, order=...) has the elements in another",

@@ -36,6 +36,9 @@ class BackendStatus:
 #: What other libraries call a backend, and what it is here.
 _OTHERS = {
     "cpu": "copy_to_host() copies to the host; 'host' is the backend without a GPU",
+    "gpu": "where none is named, the first usable one of a GPU is taken",
+    "nvidia": "NVIDIA's is 'cuda'",
+    "amd": "AMD's is 'roc'",
     "rocm": "AMD's is 'roc'",
     "hip": "AMD's is 'roc'",
 }
@@ -65,8 +68,10 @@ def usable_backend(name: str) -> plugins.LoadedBackend:
         wrong = f"no backend is named {name!r} (DEVMEM_BACKEND, use_backend): give one of {', '.join(known)}"
         if name.lower() in known:
             wrong += f"; names are lower case, {name.lower()!r}"
-        elif name in _OTHERS:
-            wrong += f"; {_OTHERS[name]}"
+        elif name.lower() in _OTHERS:
+            wrong += f"; {_OTHERS[name.lower()]}"
+        elif name.partition(":")[0] in known:
+            wrong += f"; that names a device: devmem.device({name!r}), or DEVMEM_DEVICE for its number"
         raise ConfigError(wrong)
     found.configure(options_of)
     reason = found.unavailable()

@@ -17,6 +17,7 @@ Python objects, None                                       refused: references m
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from io import IOBase
 from os import PathLike
 from typing import Any
 
@@ -35,10 +36,13 @@ _PLAIN = {bool, int, float, complex, str, bytes, range, type(None), np.ndarray}
 _NO_ARRAYS = (
     (Mapping, "devmem.to_device_many(tree) copies the arrays in it"),
     (PathLike, "devmem.load(path) reads a file"),
+    (IOBase, "devmem.load(path) reads a file, numpy.frombuffer(x.read(), dtype) the bytes of an open one"),
     (Iterator, "give list(x), or numpy.fromiter(x, dtype)"),
     (Iterable, "give list(x)"),
     (object, "give an array, a number or text, or a list of them"),
 )
+#: Types that NumPy makes of Python objects only where it is told to, and what they hold.
+_TOLD = {"f8": "numbers", "M8[us]": "dates", "m8[us]": "durations"}
 #: What says that an object is an array itself, and not a sequence of them; so do DLPack's methods.
 _CONVERSIONS = ("__array__", "__array_interface__", "__array_struct__")
 
@@ -170,26 +174,31 @@ def _refusal(obj: object, found: npt.NDArray[Any]) -> str:
     if not isinstance(obj, (np.ndarray, np.generic)) and not found.ndim:
         if name == "PyCapsule":
             return "a capsule is not an array: give the object that made it, devmem.from_dlpack(x)"
-        instead = next(text for kind, text in _NO_ARRAYS if isinstance(obj, kind))
+        if isinstance(obj, int):
+            return f"an int of {obj.bit_length()} bits fits no dtype, which have 64 at most: give float(x), which rounds it"
+        if hasattr(obj, "toarray"):
+            instead = "give x.toarray(), or the arrays that a sparse one is made of"
+        else:
+            instead = _conversion(found) or next(text for kind, text in _NO_ARRAYS if isinstance(obj, kind))
         return f"{'an' if name[0] in 'aeiou' else 'a'} {name} is not an array: {instead}"
     if hasattr(obj, "to_numpy"):
         instead = "convert it, x.to_numpy('f8'), or give one column at a time"
     elif found.dtype.kind in "OT" and all(isinstance(each, str) for each in found.flat):
         instead = f"convert it to text of one length, numpy.array(x, 'U{max(map(len, found.flat), default=1)}')"
-    elif found.dtype.names is None and _are_numbers(found):
-        instead = "convert it to numbers, numpy.array(x, 'f8')"
     else:
-        instead = "give numbers or text, without other objects among them"
+        instead = _conversion(found) or "give numbers or text, without other objects among them"
     return f"the items of the {name} are references to Python objects (dtype {found.dtype}): {instead}"
 
 
-def _are_numbers(found: npt.NDArray[Any]) -> bool:
-    """Whether NumPy makes numbers of what an array refers to; NaN of None."""
-    try:
-        found.astype("f8")
-    except (TypeError, ValueError, OverflowError):
-        return False
-    return True
+def _conversion(found: npt.NDArray[Any]) -> str:
+    """Say how NumPy makes numbers or dates of what an array refers to, NaN or NaT of None; empty if it does not."""
+    for kind, what in _TOLD.items() if found.dtype.names is None else ():
+        try:
+            found.astype(kind)
+        except (TypeError, ValueError, OverflowError):
+            continue
+        return f"convert it to {what}, numpy.array(x, {kind!r})"
+    return ""
 
 
 def _is_host_tensor(obj: object) -> bool:

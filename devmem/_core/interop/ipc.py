@@ -16,6 +16,7 @@ import numpy as np
 from ...spi.errors import BackendError, LayoutError, UnsupportedError
 from ...spi.types import Capability
 from ...toolkit.locks import Rank
+from ..base.advice import IPC, Listed, advise
 from ..base.arguments import layout_of
 from ..base.array_view import ArrayView
 from ..base.device_handle import CurrentDevice
@@ -40,8 +41,14 @@ LONGEST_KEY = 64
 PLAIN = "allocate it inside `with devmem.use_memory(devmem.memory.DriverMemory()):`"
 
 
+if TYPE_CHECKING:
+    _Advice = Listed
+else:
+    _Advice = advise(IPC)
+
+
 @dataclass(frozen=True)
-class IpcHandle:
+class IpcHandle(_Advice):
     """Device memory of this process, for another one: pickle it, send it, and give it to `open_ipc_array` there.
 
     The memory stays this process's: keep the array until the other process has let go of its own.

@@ -333,3 +333,20 @@ def test_a_background_copy_to_another_device_says_to_device(place):
         array = dm.zeros(3, device=0)
         with pytest.raises(dm.LayoutError, match=rf"to_device\(array, stream, device={place!r}\) copies it there"):
             dm.copy_async(array, device=place)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("rocm", "AMD's is 'roc'"),
+        ("AMD", "AMD's is 'roc'"),
+        ("nvidia", "NVIDIA's is 'cuda'"),
+        ("gpu", "the first usable one"),
+        ("Host", "lower case, 'host'"),
+        ("cuda:1", r"devmem\.device\('cuda:1'\), or DEVMEM_DEVICE"),
+    ],
+)
+def test_another_name_of_a_backend_says_what_it_is_here(world, name, advice):
+    world()
+    with pytest.raises(ConfigError, match=f"no backend is named '{name}' .*; .*{advice}"):
+        backends.usable_backend(name)

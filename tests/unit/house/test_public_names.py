@@ -62,7 +62,7 @@ def test_what_is_not_listed_is_there(make):
     kind = type(make())
     absent = {
         name
-        for table in (advice.ARRAY, advice.STREAM, advice.EVENT, advice.DEVICE)
+        for table in (advice.ARRAY, advice.STREAM, advice.EVENT, advice.DEVICE, advice.IPC)
         for each in table
         for name in each.split()
     }
@@ -101,6 +101,8 @@ def test_so_do_the_other_public_modules(name):
         (dm.current_device, "index", "ordinal"),
         (dm.current_device, "use", "with device"),
         (an_array, "clone", "copy"),
+        (an_array, "setitem", r"copy_to_device\("),
+        (lambda: an_array().get_ipc_handle(), "open", "open_ipc_array"),
     ],
 )
 def test_a_name_of_another_library_says_which_verb_it_is(make, name, verb):
@@ -110,7 +112,9 @@ def test_a_name_of_another_library_says_which_verb_it_is(make, name, verb):
         getattr(thing, name)
 
 
-@pytest.mark.parametrize("name", ["OutOfMemoryError", "mem_alloc", "float32", "memcpy_htod", "ascontiguousarray"])
+@pytest.mark.parametrize(
+    "name", ["OutOfMemoryError", "list_devices", "mem_alloc", "float32", "memcpy_htod", "ascontiguousarray"]
+)
 def test_so_does_a_name_of_another_module(name):
     with pytest.raises(AttributeError, match=f"'devmem' has no attribute '{name}': ") as info:
         getattr(dm, name)
@@ -123,6 +127,7 @@ TABLES = {
     "STREAM": dm.stream,
     "EVENT": dm.event,
     "DEVICE": dm.current_device,
+    "IPC": lambda: an_array().get_ipc_handle(),
 }
 
 
@@ -151,6 +156,10 @@ def test_a_keyword_of_another_library_says_what_to_write(make):
         (lambda **k: dm.asarray([1], **k), {"order": "F"}, r"numpy\.asarray\(x, order="),
         (lambda **k: dm.asarray([1], **k), {"blocking": True}, "leave it out"),
         (lambda **k: dm.asarray([1], **k), {"requires_grad": True}, "no gradients"),
+        (lambda **k: dm.to_device([1], **k), {"dtype": "f4"}, r"asarray\(x, dtype\)"),
+        (lambda **k: dm.to_device([1], **k), {"non_blocking": True}, "write stream="),
+        (lambda **k: dm.to_device([1], **k), {"blocking": False}, "complete on return"),
+        (lambda **k: dm.to_device([1], **k), {"out": None}, "write to="),
         (lambda **k: dm.prefetch([], **k), {"batch_size": 4}, "iterable"),
         (lambda **k: dm.prefetch([], **k), {"num_workers": 4}, "DataLoader"),
         (lambda **k: dm.prefetch([], **k), {"prefetch_factor": 4}, "write depth="),

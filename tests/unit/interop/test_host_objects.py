@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import UserList, deque
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from fractions import Fraction
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -231,6 +234,16 @@ def test_host_array_is_the_array_itself_or_what_numpy_makes_of_it():
         host_array(None)
 
 
+class Sparse:
+    """As a sparse matrix of SciPy: NumPy makes one Python object of it, and it can be iterated over."""
+
+    def __iter__(self):
+        return iter([self])
+
+    def toarray(self):
+        return np.eye(2)
+
+
 class Frame:
     """As a table of pandas: NumPy makes an array of Python objects of it."""
 
@@ -247,6 +260,10 @@ OBJECTS = {
     "fractions": ([1, Fraction(1, 2)], "the items of the list are references", [1.0, 0.5]),
     "text": (np.array(["a", "bcd"], object), "the items of the ndarray are references", ["a", "bcd"]),
     "a table": (Frame(), "the items of the Frame are references", [[1.0, 1.0]]),
+    "a decimal": (Decimal("1.5"), "a Decimal is not an array", 1.5),
+    "dates": ([date(2026, 1, 2), None], "the items of the list are references", [datetime(2026, 1, 2), None]),
+    "a date": (datetime(2026, 1, 2), "a datetime is not an array", datetime(2026, 1, 2)),
+    "durations": ([timedelta(1)], "the items of the list are references", [timedelta(1)]),
     "a generator": ((n for n in range(3)), "a generator is not an array", [0, 1, 2]),
     "a set": ({1}, "a set is not an array", [1]),
     "an iterator": (iter([1, 2]), "a list_iterator is not an array", [1, 2]),
@@ -274,6 +291,13 @@ def test_what_is_refused_says_what_would_be_taken(name):
     [
         ({}, r"a dict is not an array: devmem\.to_device_many\(tree\)"),
         (Path("x.npy"), r"a \w+Path is not an array: devmem\.load\(path\)"),
+        (
+            BytesIO(b"abc"),
+            r"a BytesIO is not an array: devmem\.load\(path\) reads a file, numpy\.frombuffer\(x\.read\(\)",
+        ),
+        (Sparse(), r"a Sparse is not an array: give x\.toarray\(\)"),
+        (10**30, "an int of 100 bits fits no dtype, which have 64 at most"),
+        (-(10**5000), r"an int of 16610 bits fits no dtype"),
         (np.zeros(3).__dlpack__(), r"a capsule is not an array: .*from_dlpack"),
         (len, "a builtin_function_or_method is not an array: give an array"),
         (object(), "an object is not an array"),

@@ -326,3 +326,10 @@ def test_a_file_that_changed_since_its_header_was_read_is_refused(tmp_path, name
             model.load(names)
     if how == "replaced":
         assert dm.load(path, lazy=True)["w"].copy_to_host()[0] == 2
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.npz", "x.safetensors.index.json"])
+def test_one_array_without_a_name_does_not_go_into_a_file_of_several(tmp_path, name):
+    with pytest.raises(dm.LayoutError, match=r"hold arrays by name: save\({'name': array}"):
+        dm.save(dm.zeros(3), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []

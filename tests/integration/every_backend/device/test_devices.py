@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import pickle
 import weakref
@@ -477,3 +478,11 @@ def test_a_handler_may_come_while_a_device_is_opened(at, monkeypatch):
     assert array.open_device is made[0].open_device
     array.copy_to_device(made[0])
     assert array.copy_to_host().tolist() == [0, 1, 2]
+
+
+def test_what_is_known_of_a_device_can_be_sent(device):
+    info = device.info
+    for sent in (pickle.loads(pickle.dumps(info)), copy.deepcopy(info)):
+        assert sent == info
+        assert hash(sent) == hash(info)
+        assert str(sent) == str(info)
