@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import warnings
 from collections.abc import Callable, Iterable
+from os import PathLike
+from types import FunctionType
 from typing import Any, NoReturn
 
 from ...spi.driver import Driver
@@ -43,6 +46,12 @@ class Adaptor:
     _deallocate: Callable[[int, int, int], None]
 
     def __init__(self, upstream: MemoryResource | None = None) -> None:
+        if isinstance(upstream, (int, str, PathLike, FunctionType)):
+            given = inspect.signature(type(self)).parameters.values()
+            call = ", ".join(f"{each.name}=..." if each.kind is each.KEYWORD_ONLY else each.name for each in given)
+            raise PluginError(
+                f"{upstream!r} is not a memory resource, which comes first: {type(self).__name__}({call})"
+            )
         self.upstream = DriverMemory() if upstream is None else check_resource(upstream, repr(upstream))
         self.driver: Driver | None = None
         self._allocate = self._deallocate = unbound

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...spi.driver import Driver
-from ...spi.errors import GuardError, OutOfMemory, PluginError
+from ...spi.errors import GuardError, OutOfMemory
 from ...spi.memory import MemoryResource
 from ...spi.sizes import exact_size
 from ..base.interrupts import CannotWait
@@ -36,10 +36,6 @@ class Limit(Adaptor):
     _shown = ("max_bytes",)
 
     def __init__(self, upstream: MemoryResource | None = None, max_bytes: int | str = "100%") -> None:
-        if isinstance(upstream, (int, str)):
-            raise PluginError(
-                f"{upstream!r} is not a memory resource: the size comes second, Limit(upstream, max_bytes)"
-            )
         super().__init__(upstream)
         self.max_bytes = check_size(max_bytes)
         self._most = 0

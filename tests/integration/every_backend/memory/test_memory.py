@@ -8,6 +8,7 @@ import pickle
 import re
 import traceback
 from collections import deque
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -647,11 +648,23 @@ def test_what_a_pool_asks_for_is_told_apart_from_what_it_was_asked_for():
     )
 
 
-def test_a_limit_takes_the_size_second():
+@pytest.mark.parametrize(
+    ("make", "call"),
+    [
+        (lambda: dm.memory.Limit("4GiB", PoolMemory()), "'4GiB' .*: Limit(upstream, max_bytes)"),
+        (lambda: dm.memory.PoolMemory("4GiB"), "'4GiB' .*: PoolMemory(upstream, max_bytes=...)"),
+        (lambda: dm.memory.FailNth(3), "3 .*: FailNth(upstream, n, repeat=..., error=...)"),
+        (lambda: dm.memory.Log(Path("run.log")), "Path('run.log') .*: Log(upstream, path, frames=...)"),
+        (lambda: dm.memory.OnOutOfMemory(lambda nbytes: False), "<function .*: OnOutOfMemory(upstream, callback)"),
+    ],
+    ids=["Limit", "PoolMemory", "FailNth", "Log", "OnOutOfMemory"],
+)
+def test_an_adaptor_takes_the_resource_below_it_first(make, call):
+    what, shown = call.split(" .*: ")
     with pytest.raises(
-        dm.PluginError, match=r"'4GiB' is not a .*: the size comes second, Limit\(upstream, max_bytes\)"
+        dm.PluginError, match=f"{re.escape(what)}.* is not a .*, which comes first: {re.escape(shown)}$"
     ):
-        dm.memory.Limit("4GiB", PoolMemory())
+        make()
 
 
 def test_memory_ran_out_in_no_line_of_devmem():
