@@ -24,7 +24,7 @@ def prefetch_managed(
 
     Parameters
     ----------
-    arrays : iterable of managed arrays
+    arrays : iterable of managed arrays, or one
         Views count with all bytes that they span.
     to_host : bool
         To the host; to the device that made them, unless anything else is named.
@@ -78,6 +78,8 @@ def discard_managed(arrays: Iterable[ManagedNDArray], stream: StreamLike = 0) ->
 
 
 def _managed(arrays: Iterable[ManagedNDArray]) -> list[ManagedNDArray]:
+    if isinstance(arrays, ManagedNDArray):  # iterable, too: by rows, or elements
+        return [arrays]
     if not isinstance(arrays, Iterable):
         raise TypeError(f"give the managed arrays in a list, not {reprlib.repr(arrays)}")
     found: list[ManagedNDArray] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Never, SupportsInt
 
 from .._core.base.advice import refuse_keywords
+from .._core.base.arguments import flag_of
 from .._core.base.device_handle import CurrentDevice
 from .._core.base.scopes import deferral
 from .._core.device.device import current_device, current_open_device
@@ -100,6 +101,8 @@ def event(timing: bool = True, **others: Never) -> Event:
     """
     if others:
         refuse_keywords("event()", others)
+    if type(timing) is not bool:
+        timing = flag_of(timing, "timing")
     if core is not None and (made := core.take_event(timing)) is not None:
         used: Event = made
         return used

@@ -48,6 +48,9 @@ class Mapping:
             self.registration.close()
             raise
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.registration!r}>"
+
     def __enter__(self) -> DeviceNDArray[Any] | list[DeviceNDArray[Any]]:
         self.registration.__enter__()
         return self.views[0] if len(self.views) == 1 else self.views

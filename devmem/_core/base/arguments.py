@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import reprlib
 import sys
+from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -97,12 +98,12 @@ def flag_of(value: object, name: str) -> bool:
     Raises
     ------
     TypeError
-        It cannot tell: an array of several elements, say, that was given in the place of another argument.
+        It cannot tell: an array of several elements, or a stream, that was given in the place of another argument.
     """
-    try:
-        return bool(value)
-    except ValueError:
-        raise TypeError(f"{name} is True or False, not {reprlib.repr(value)}") from None
+    with suppress(ValueError):
+        if hasattr(value, "__bool__") or hasattr(value, "__len__"):  # all else counts as True, whatever it is
+            return bool(value)
+    raise TypeError(f"{name} is True or False, not {reprlib.repr(value)}")
 
 
 def is_dtype(what: object) -> bool:
@@ -249,6 +250,10 @@ def check_destination(ary: object, shape: Shape, dtype: np.dtype[Any], call: str
             give = "its host(), and call host_changed() behind it"
         elif isinstance(ary, (bytearray, memoryview)):
             give = "numpy.frombuffer(buffer, d.dtype).reshape(d.shape)"
+        elif hasattr(ary, "synchronize"):
+            give = "a stream as stream="
+        elif hasattr(ary, "numpy") and not hasattr(ary, "copy_to_host"):
+            give = "its numpy(), which shares the memory of a tensor on the host"
         raise TypeError(f"{call}: the destination must be an ndarray, not a {type(ary).__name__}: give {give}")
     if type(ary) is not np.ndarray and hasattr(type(ary), "mask"):
         raise LayoutError(f"{call}: a masked array would keep its mask, for other elements: give its data, m.data")

@@ -216,6 +216,10 @@ def copy_async(src: object, dst: object, stream: StreamLike, device: object, pin
         return _into_device(target, source, src, dst, stream, device)
     if source is None:
         if dst is not None:
+            if isinstance(dst, str) or hasattr(dst, "synchronize"):
+                raise TypeError(
+                    f"copy_async: the destination is an array, not {dst!r}: give that as stream= or device="
+                )
             raise TypeError(
                 f"both sides are on the host, a {type(src).__name__} and a {type(dst).__name__}: that is numpy.copyto()"
             )

@@ -131,9 +131,10 @@ class StreamTable:
         except TypeError:
             with suppress(TypeError):
                 return self.external_stream(stream)
+            advice = "; a device is given as device=" if isinstance(stream, str) or hasattr(stream, "ordinal") else ""
             raise TypeError(
                 f"a stream is 0, None, a devmem.Stream, the int handle of one, or an object with __cuda_stream__, "
-                f"not {stream!r}"
+                f"not {stream!r}{advice}"
             ) from None
         return self._by_handle(handle)
 

@@ -198,6 +198,10 @@ def test_registrations_show_their_arrays():
     assert repr(several) == f"<Registration closed on {dm.current_device()}>"
     with dm.pinned(arrays[0]) as one:
         assert " of 1 array on " in repr(one)
+    with dm.use_backend("host"):
+        mapping = dm.mapped(*arrays)
+        assert repr(mapping) == f"<Mapping of <Registration of 2 arrays on {dm.current_device()}>>"
+        mapping.close()
 
 
 #: A public class, and the function that its error names.

@@ -70,6 +70,13 @@ def test_one_array_is_prefetched_and_advised(arrays, place):
     assert intact(arrays)
 
 
+def test_one_array_need_not_be_in_a_list(arrays, recorded):
+    with recorded.during() as seen:
+        dm.prefetch_managed(arrays[1], to_host=True)
+    assert len(calls(seen)) == 1
+    assert intact(arrays)
+
+
 def test_another_device(arrays, recorded, second):
     second = dm.device(f"{recorded.name}:1")
     with recorded.during() as seen:

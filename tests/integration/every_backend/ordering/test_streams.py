@@ -149,6 +149,28 @@ def test_what_is_no_stream_is_refused_before_anything_is_done(recorded, verb, ba
     assert h.tolist() == d.tolist() == np.arange(8.0).tolist()
 
 
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda d, s: dm.event(s), "timing is True or False, not <stream"),
+        (lambda d, s: dm.to_device([1.0], 0, s), "copy is True or False, not <stream"),
+        (lambda d, s: dm.to_device([1.0], 0, d.device), "copy is True or False, not <device"),
+        (lambda d, s: dm.to_device([1.0], d.device), "a stream is .*; a device is given as device=$"),
+        (lambda d, s: dm.to_device([1.0], str(d.device)), "a stream is .*; a device is given as device=$"),
+        (lambda d, s: d.copy_to_host(s), "ndarray, not a Stream: give a stream as stream=$"),
+        (lambda d, s: dm.copy_async(d, s), "ndarray, not a Stream: give a stream as stream=$"),
+        (lambda d, s: dm.copy_async(np.zeros(3), s), "is an array, not <stream.*: give that as stream= or device=$"),
+        (
+            lambda d, s: dm.copy_async(np.zeros(3), "cuda:1"),
+            "is an array, not 'cuda:1': give that as stream= or device=$",
+        ),
+    ],
+)
+def test_a_stream_or_device_in_the_place_of_another_argument_is_told(call, says):
+    with pytest.raises(TypeError, match=says):
+        call(dm.zeros(3), dm.stream())
+
+
 @pytest.mark.parametrize("bad", [np.arange(3), "array", False, 1.5], ids=repr)
 @pytest.mark.parametrize(
     "take",
