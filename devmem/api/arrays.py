@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Never, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,6 @@ from .._core.arrays.creation import like, upload
 from .._core.arrays.creation import to_device as _to_device
 from .._core.arrays.ndarray import ArrayLike, DeviceNDArray, DeviceRecord
 from .._core.arrays.pinned import PinnedNDArray
-from .._core.base.advice import refuse_keywords
 from .._core.base.argument_types import ShapeLike, StridesLike
 from .._core.base.arguments import flag_of, layout_of
 from .._core.device.device import DeviceLike, current_open_device, open_device_of
@@ -62,7 +61,6 @@ def to_device(
     to: DeviceNDArray[Any] | DeviceRecord | None = None,
     *,
     device: DeviceLike = None,
-    **others: Never,
 ) -> DeviceNDArray[Any] | DeviceRecord:
     """Copy to a device.
 
@@ -108,8 +106,6 @@ def to_device(
     >>> d[1].copy_to_host()
     array([3, 4, 5])
     """
-    if others:
-        refuse_keywords("to_device()", others)
     if core is not None and (made := core.upload(obj, stream, copy, to, device)) is not None:
         quick: DeviceNDArray[Any] | DeviceRecord = made
         return quick
