@@ -194,7 +194,8 @@ class Memory:
 
     def _place(self, call: str, to: Place) -> int:
         if to.number < 0 or (to.kind is PlaceKind.DEVICE and to.number != self._info.ordinal):
-            refuse(call, CODE.INVALID_DEVICE, f"{to.kind} {to.number}, for memory of device {self._info.ordinal}")
+            why = f"memory of device {self._info.ordinal} moves between it and the host, not to {to.kind} {to.number}"
+            refuse(call, CODE.INVALID_DEVICE, why)
         return 0 if to.kind is PlaceKind.DEVICE else int(TO_HOST)  # OpenCL's host has no parts
 
     def _migrate(self, call: str, ptrs: Sequence[int], sizes: Sequence[int], flags: int, stream: int) -> None:

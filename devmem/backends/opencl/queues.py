@@ -27,6 +27,8 @@ from .runtime import CODE, LOST, LOST_IN_WAIT, checked, is_done, refuse, refuse_
 #: What enqueues a command on a queue that it is given, and returns its event.
 Enqueue = Callable[[Any], Any]
 IN_ORDER = cl.command_queue_properties.PROFILING_ENABLE
+#: The handles of all devices, so that none means something on two; far below all addresses, which are those of users' queues.
+HANDLES = itertools.count(16)
 
 
 @dataclass(slots=True)
@@ -56,7 +58,6 @@ class Queues:
     def __init__(self, context: Any, device: Any) -> None:
         self.context, self._device = context, device
         self._lock = lock("OpenCL queues", Rank.WITHIN_DRIVER)
-        self._numbers = itertools.count(16)  # far below all addresses, which are the handles of users' queues
         self._queues: Handles[Any] = Handles(int, (), refuse_handle, foreign=False)
         self._ended: list[Queue] = []
         self._events: Handles[Any] = Handles(int, (), refuse_handle, what="event", foreign=False)
@@ -120,7 +121,7 @@ class Queues:
     def stream_create(self, priority: int, non_blocking: bool) -> int:
         with checked("clCreateCommandQueue"):
             queue = Queue(cl.CommandQueue(self.context, properties=IN_ORDER), self._done)
-        return self._queues.add(queue, next(self._numbers))
+        return self._queues.add(queue, next(HANDLES))
 
     def stream_destroy(self, stream: int) -> None:
         queue = self._queues.take(stream)
@@ -162,10 +163,6 @@ class Queues:
             self._queues.add(Queue(stream, self._done, foreign=True), handle)
         return handle
 
-    def stream_refusal(self, stream: int) -> str:
-        self.find(stream)
-        return ""
-
     def synchronize(self) -> None:
         states = [self.before(each) for each in self._every()]
         before = dict.fromkeys(call for _, calls in states for call in calls)
@@ -175,7 +172,7 @@ class Queues:
         tell(before)
 
     def event_create(self, timing: bool) -> int:
-        return self._events.add(Event(timing, self._done), next(self._numbers))
+        return self._events.add(Event(timing, self._done), next(HANDLES))
 
     def event_destroy(self, event: int) -> None:
         self._events.take(event)
@@ -201,7 +198,7 @@ class Queues:
     def hold(self, stream: int) -> int:
         latch = self.latch()
         self.enqueue(self.find(stream), "clEnqueueBarrierWithWaitList", partial(cl.enqueue_barrier, wait_for=[latch]))
-        hold = next(self._numbers)
+        hold = next(HANDLES)
         self._holds[hold] = latch
         return hold
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,23 +30,29 @@ from devmem.backends.opencl.runtime import context_of, device  # noqa: E402
 from devmem.backends.opencl.unified import unified_kinds  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
+#: Whose devices are tested, where there are several runtimes.
+PLATFORM = os.environ.get("DEVMEM_OPENCL_PLATFORM", "")
+
+
+def chosen() -> OpenCLBackend:
+    backend = OpenCLBackend()
+    backend.configure({"platform": PLATFORM})
+    return backend
 
 
 class TestOpenCL(DriverTests):
     strict = True
 
     def make_backend(self) -> Backend:
-        return OpenCLBackend()
+        return chosen()
 
     @contextmanager
     def foreign_stream(self, driver: Driver) -> Iterator[tuple[object, Callable[[], object]]]:
-        queue = cl.CommandQueue(context_of(device("", self.ordinal)))
+        queue = cl.CommandQueue(context_of(device(PLATFORM, self.ordinal)))
         yield queue, queue.finish
 
 
-if OpenCLBackend().unavailable() is None and unified_kinds(
-    device("", 0)
-):  # or each of its tests would say what is lacking
+if chosen().unavailable() is None and unified_kinds(device(PLATFORM, 0)):  # or each test would say what is lacking
 
     class TestUnifiedMemory(TestOpenCL):
         """The same of a device that has Intel's unified shared memory and no fine-grained memory, as Intel's GPUs do."""
@@ -56,11 +64,11 @@ if OpenCLBackend().unavailable() is None and unified_kinds(
 
 @pytest.fixture
 def opencl() -> Iterator[object]:
-    reason = OpenCLBackend().unavailable()
+    reason = chosen().unavailable()
     if reason is not None:
         pytest.skip(reason)
     with devmem.use_backend("opencl"):
-        yield device("", 0)
+        yield device(PLATFORM, 0)
 
 
 def test_a_queue_of_the_users_is_a_stream(opencl):
@@ -151,6 +159,18 @@ def test_kernels_are_refused_with_the_reason(opencl):
         nothing[1, 1](devmem.zeros(3))
 
 
+def test_a_stream_of_another_device_is_none(opencl):
+    """Handles are numbers of devmem's own: none of them is given by two devices."""
+    one, other = (chosen().open(0) for _ in range(2))
+    stream, event = one.stream_create(0, True), one.event_create(False)
+    other.stream_create(0, True), other.event_create(False)
+    for call in (partial(other.stream_synchronize, stream), partial(other.event_query, event)):
+        with pytest.raises(BackendError, match="was destroyed, or never made here"):
+            call()
+    one.close()
+    other.close()
+
+
 # -- what fails in the middle ------------------------------------------------------------------------------------------
 
 
@@ -166,7 +186,7 @@ LOST = cl.status_code.DEVICE_NOT_AVAILABLE
 
 @pytest.fixture
 def driver(opencl):
-    driver = OpenCLBackend().open(0)
+    driver = chosen().open(0)
     yield driver
     driver.close()
 
@@ -183,7 +203,7 @@ def test_a_device_that_is_lost_while_a_queue_is_flushed_raises_an_error_of_devme
 def test_a_device_that_cannot_be_opened_raises_an_error_of_devmems(opencl, monkeypatch):
     monkeypatch.setattr(cl, "UserEvent", failing(cl.status_code.OUT_OF_HOST_MEMORY))
     with pytest.raises(OutOfMemory):
-        OpenCLBackend().open(0)
+        chosen().open(0)
 
 
 def test_a_buffer_that_cannot_be_made_raises_an_error_of_devmems(driver, monkeypatch):
@@ -195,7 +215,7 @@ def test_a_buffer_that_cannot_be_made_raises_an_error_of_devmems(driver, monkeyp
 
 def test_a_queue_that_cannot_say_what_it_is_raises_an_error_of_devmems(driver, monkeypatch):
     """Intel's runtime for the CPU cannot, of a queue whose context is gone."""
-    queue = cl.CommandQueue(context_of(device("", 0)))
+    queue = cl.CommandQueue(context_of(device(PLATFORM, 0)))
     monkeypatch.setattr(cl.CommandQueue, "context", property(failing(cl.status_code.INVALID_CONTEXT)))
     with pytest.raises(BackendError, match="clGetCommandQueueInfo"):
         driver.stream_from(queue)
