@@ -145,6 +145,12 @@ def opencl(session: nox.Session) -> None:
     session.install("--no-deps", "./examples/backend")
     session.run("pytest", "-q", "-c", "pyproject.toml", "examples/backend/test_conformance.py")
     on_opencl(session)
+    # With two devices, which PoCL makes of one processor; the verbs in handlers want two.
+    two = {"POCL_DEVICES": "pthread pthread", "DEVMEM_BACKEND": "opencl"}
+    session.run("pytest", "-q", "-c", "pyproject.toml", "tests/contract/drivers/test_opencl.py", env=two)
+    handlers = f"{EVERY_BACKEND}/lifetime/test_handlers_call_every_verb.py"
+    rooms = [f"{EVERY_BACKEND}/{room}" for room in ("device", "ordering")]
+    session.run("pytest", "-q", "--devmem-backend", "opencl", *rooms, handlers, env=two)
     # The example's driver keeps copies of pageable sources, which the test takes for devmem's.
     not_example = "not without_slots_it_is_bounded_too"
     example = {"DEVMEM_BACKEND": "example"}

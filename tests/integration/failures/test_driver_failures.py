@@ -1115,7 +1115,7 @@ def _(env: Env) -> None:
 
 @entry("Device.can_access_peer")
 def _(env: Env) -> None:
-    assert dm.device(0).can_access_peer(1)
+    assert dm.device(0).can_access_peer(1) == (Capability.PEER in dm.device(0).info.capabilities)
 
 
 @entry("Device.enable_peer_access")
