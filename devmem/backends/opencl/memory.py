@@ -37,19 +37,19 @@ class Block:
         self.owner, self.memory, self.kind = owner, memory, kind
         self.start = int(memory.svm_ptr)
         self.stop = self.start + nbytes
-        self._buffers: dict[bool, Any] = {}
+        self.buffers: dict[bool, Any] = {}
 
     def buffer(self, written: bool) -> Any:
         """The block as a buffer, which copies of rectangles want; one to read and one to write.
 
         Within one buffer OpenCL copies no rectangle whose pitches differ on the two sides.
         """
-        found = self._buffers.get(written)
+        found = self.buffers.get(written)
         if found is None:
             memory = (ctypes.c_ubyte * (self.stop - self.start)).from_address(self.start)
             flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
             with checked("clCreateBuffer"):
-                found = self._buffers[written] = cl.Buffer(self.owner.context, flags, hostbuf=memory)
+                found = self.buffers[written] = cl.Buffer(self.owner.context, flags, hostbuf=memory)
         return found
 
 
@@ -171,9 +171,11 @@ class Memory:
 
     def drop(self) -> None:
         """Free everything that this driver has allocated."""
+        ended = [block for _, block in self._ending] + [each for each in self.blocks.ranges if each.owner is self]
         self._ending = []
-        for block in [each for each in self.blocks.ranges if each.owner is self]:
+        for block in ended:
             self.blocks.discard(block)
+            self._release(block)
 
     def _free_passed(self) -> None:
         """Free what was freed in stream order on streams that have passed it."""
@@ -186,6 +188,7 @@ class Memory:
 
     def _release(self, block: Block) -> None:
         self._count(block, -1)
+        block.buffers.clear()  # first: OpenCL leaves undefined what a buffer on freed memory does
         block.memory.release()
 
     def _managed(self, call: str, ptr: int, nbytes: int) -> None:

@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ from devmem.toolkit import host_calls
 cl = pytest.importorskip("pyopencl", reason="pyopencl is not installed")
 
 from devmem.backends.opencl import driver as opencl_driver  # noqa: E402  # it imports pyopencl
+from devmem.backends.opencl.memory import blocks_of  # noqa: E402
 from devmem.backends.opencl.runtime import context_of, device  # noqa: E402
 from devmem.backends.opencl.unified import unified_kinds  # noqa: E402
 
@@ -169,6 +172,28 @@ def test_a_stream_of_another_device_is_none(opencl):
             call()
     one.close()
     other.close()
+
+
+class StandIn:
+    def __init__(self, *arguments, **named):
+        pass
+
+
+@pytest.mark.parametrize("end", ["free", "free_async", "close"])
+def test_buffers_are_released_before_the_memory_that_they_are_on(opencl, end, monkeypatch):
+    driver = chosen().open(0)
+    ptr, stream, left = driver.alloc(64, 0), driver.stream_create(0, True), []
+    block = blocks_of(opencl).containing(ptr, ptr + 64)
+    with monkeypatch.context() as patched:
+        patched.setattr(cl, "Buffer", StandIn)  # pyopencl's own takes no weak reference
+        buffers = [weakref.ref(block.buffer(written)) for written in (False, True)]
+    release = block.memory.release
+    block.memory = SimpleNamespace(release=lambda: (left.append([each() for each in buffers]), release()))
+    if end != "close":
+        getattr(driver, end)(ptr, 64, stream)
+        driver.memory_info()
+    driver.close()
+    assert left == [[None, None]]
 
 
 # -- what fails in the middle ------------------------------------------------------------------------------------------
