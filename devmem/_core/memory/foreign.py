@@ -48,6 +48,7 @@ class Boundary:
         asked = driver is not None and checks_memory(driver.info)
         of_device = getattr(resource, "kind", MemoryKind.DEVICE) == MemoryKind.DEVICE
         self.driver = cast(FullDriver, driver) if asked and of_device else None
+        self.alignment = driver.info.alignment if driver is not None and of_device else 1
         self.live: dict[int, int] = {}
         #: The same addresses in order, to find neighbours.
         self.starts: list[int] = []
@@ -104,6 +105,8 @@ class Boundary:
                 f"returned {ptr:#x} for {exact_size(nbytes)}, of which {self.driver.info.name} knows {exact_size(known)}: "
                 f"the rest is no memory of its, or was freed"
             )
+        elif ptr % self.alignment:
+            problem = f"returned {ptr:#x} for {exact_size(nbytes)}: an address is a multiple of {self.alignment}"
         else:
             return ptr
         origin = defined_at(getattr(resource, "allocate", None) or type(resource))

@@ -38,8 +38,9 @@ def test_the_package_imports_without_its_libraries():
     subprocess.run([sys.executable, "-W", "error", "-c", f"{BLOCKED}\nimport devmem.cli"], check=True)
 
 
-def test_it_runs_as_a_module():
-    run = subprocess.run([sys.executable, "-m", "devmem.cli", "--version"], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize("module", ["devmem", "devmem.cli"])
+def test_it_runs_as_a_module(module):
+    run = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
     assert devmem.__version__ in run.stdout
 
 

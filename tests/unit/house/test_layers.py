@@ -78,6 +78,7 @@ ROOMS = (
 RULES: Mapping[str, Rule] = {
     # The folder of the backends, which is empty, is imported first: later, it would replace the function `devmem.backends`.
     "devmem": rule("api spi _core errors memory spill kernels", exactly="devmem.backends"),
+    "devmem.__main__": rule("cli"),
     "devmem.errors": rule("spi"),
     "devmem.memory": rule("spi _core.memory _core.pool _core.telemetry"),
     "devmem.spill": rule("_core.bulk.spill.store"),

@@ -282,6 +282,19 @@ def test_a_resource_that_returns_no_memory_is_told_by_its_name(asked, make, addr
     dm.trim()
 
 
+@pytest.mark.parametrize("make", [lambda below: below, dm.memory.Statistics, PoolMemory])
+def test_an_address_that_is_not_aligned_is_told(device, make):
+    below = Planned()
+    with dm.use_memory(DriverMemory()):
+        there = dm.device_array(4 << 20, "u1")
+    below.planned = [there.ptr + device.info.alignment // 2]
+    with dm.use_memory(make(below)):
+        with pytest.raises(dm.PluginError, match=rf"Planned .* an address is a multiple of {device.info.alignment} \(from"):
+            dm.device_array(1 << 20, "u1")
+        assert (dm.zeros(3).copy_to_host() == 0).all()
+    dm.trim()
+
+
 def test_a_block_that_its_resource_has_freed_by_itself_does_not_fail_each_trim(asked):
     below = Counting()
     with dm.use_memory(dm.memory.Scrub(below)):
