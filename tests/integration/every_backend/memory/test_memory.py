@@ -289,7 +289,9 @@ def test_an_address_that_is_not_aligned_is_told(device, make):
         there = dm.device_array(4 << 20, "u1")
     below.planned = [there.ptr + device.info.alignment // 2]
     with dm.use_memory(make(below)):
-        with pytest.raises(dm.PluginError, match=rf"Planned .* an address is a multiple of {device.info.alignment} \(from"):
+        with pytest.raises(
+            dm.PluginError, match=rf"Planned .* an address is a multiple of {device.info.alignment} \(from"
+        ):
             dm.device_array(1 << 20, "u1")
         assert (dm.zeros(3).copy_to_host() == 0).all()
     dm.trim()
