@@ -369,6 +369,7 @@ from distributed import Client, Event, wait
 from devmem.adapters.dask_cluster import local_cluster
 
 def block(number):
+    faulthandler.dump_traceback_later(float(sys.argv[2]))  # where a worker stands, too
     return dm.to_device(np.full(100_000, number, "u1"))
 
 def first(name):
@@ -401,6 +402,7 @@ def left(dask_worker):
 
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(float(sys.argv[2]))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts behind it ignore interrupts
     limits = dict(device_limit="350KB", host_limit="350KB", memory="statistics,pool")
     with local_cluster([0, 0], dashboard_address=None, **limits) as cluster, Client(cluster) as client:
         blocks = [client.submit(block, number) for number in range(12)]

@@ -46,7 +46,8 @@ class Context:
         self.modules: dict[Any, Any] = {}
         self.extras: dict[Any, Any] = {}
         self.deallocations = PendingDeallocs(self, OwnedHandle)
-        self.memory_manager = manager_class()(context=self)
+        self._manager_class = manager_class()
+        self.memory_manager = self._manager_class(context=self)
         self._opened: Any = None
 
     def __repr__(self) -> str:
@@ -77,6 +78,10 @@ class Context:
 
     def open(self, native: Any) -> None:
         """Apply numba.cuda's limits of deferred frees, and the selected memory manager, to an open device."""
+        chosen = manager_class()
+        if chosen is not self._manager_class:  # another was set since the device was closed
+            self.memory_manager.reset()
+            self._manager_class, self.memory_manager = chosen, chosen(context=self)
         self._opened = native
         manager = self.memory_manager
         ours = isinstance(manager, NumbaCUDAMemoryManager)

@@ -74,7 +74,7 @@ def forget(device: devmem.Device) -> None:
 
 def contexts_in_use() -> list[Any]:
     """The contexts of the open devices that are prepared."""
-    return [contexts[each.device] for each in list(ready) if each.handle.dead is None and each.device in contexts]
+    return [each for each in contexts.values() if each.native_if_open() is not None]
 
 
 def set_open_function(function: Callable[[Any], None]) -> None:

@@ -737,6 +737,21 @@ def test_the_end_of_a_context_takes_the_plugins_memory_back():
     assert not isinstance(cuda.current_context().memory_manager, type(context.memory_manager))
 
 
+def test_a_plugin_that_comes_after_all_devices_were_closed_is_used():
+    before = cuda.current_context()
+    dm.close()
+    pool = Pool()
+    cuda.set_memory_manager(pool_manager(pool))
+    d = cuda.to_device(np.arange(6.0))
+    assert cuda.current_context() is before and pool.out == 1
+    dm.close()
+    cuda.set_memory_manager(None)
+    cuda.device_array(3)
+    del d
+    gc.collect()
+    assert pool.out == 0 and type(before.memory_manager) is driver.NumbaCUDAMemoryManager
+
+
 def test_a_plugin_that_comes_after_the_first_use_is_refused():
     cuda.current_context()
     with pytest.raises(RuntimeError, match=r"comes too late: .* or call cuda\.close\(\) before"):
