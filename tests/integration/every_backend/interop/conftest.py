@@ -29,8 +29,8 @@ def shared(request, need):
 def there(python):
     """Run a script in another process, where ``given`` is what it was given; what it raises fails the test."""
 
-    def run(script, given):
-        done = python(THERE.format(given=pickle.dumps(given).hex()) + script)
+    def run(script, given, **options):
+        done = python(THERE.format(given=pickle.dumps(given).hex()) + script, **options)
         assert done.returncode == 0, done.stderr
 
     return run
