@@ -305,7 +305,7 @@ assert live() == 0
         assert (one.copy_to_host() == data()).all()
 
 
-@pytest.mark.timeout(400)  # 5 s; the two processes take turns, which takes long where others want the processors
+@pytest.mark.timeout(300)  # 5 s; the two processes take turns, which takes long where others want the processors
 @pytest.mark.exhaustive
 @of_both
 def test_ten_thousand_are_opened_and_closed(there):
@@ -328,7 +328,7 @@ assert live() == 0
 assert fds() <= before[0] + 2 and maps() <= before[1] + 20, (before, fds(), maps())
 """,
         array.get_ipc_handle(),
-        patience=300,
+        patience=250,
     )
 
 
