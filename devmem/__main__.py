@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .cli import main
+if __name__ == "__main__":
+    from .cli import main
 
-sys.exit(main())
+    sys.exit(main())
