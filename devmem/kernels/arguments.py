@@ -313,7 +313,7 @@ class HostArgument:
         if hint is not None and not hint.download:
             return
         self.download = True
-        if not self.value.flags.writeable:
+        if not (self.value if isinstance(self.value, np.void) else self.host).flags.writeable:
             if hint is None:
                 advice = "pass devmem.In(array) to a kernel that only reads it, or a writable array"
             else:

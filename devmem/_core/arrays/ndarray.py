@@ -144,11 +144,11 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
         if pinned:
             if ary is not None:
                 raise LayoutError("pinned=True makes a new array: give none, or one that is page-locked without it")
-            ary = pinned_like(opened, self._shape, self._dtype, self._strides)
+            ary = target = pinned_like(opened, self._shape, self._dtype, self._strides)
         elif ary is None:
-            ary = host_like(self._shape, self._dtype, self._strides)
+            ary = target = host_like(self._shape, self._dtype, self._strides)
         else:
-            check_destination(ary, self._shape, self._dtype)
+            target = check_destination(ary, self._shape, self._dtype)
         chosen = opened.streams.stream_of(stream if self._stream is None else stream or self._stream)
         handle, me, token = opened.handle, get_ident(), None
         try:
@@ -160,10 +160,10 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
             if not stream and (chosen.recorder is not None or not chosen.simple):
                 chosen.check_waitable()
             if chosen is allocation.home and not chosen.external and chosen.recorder is None:
-                opened.copies.download(self, ary, chosen, not stream)
+                opened.copies.download(self, target, chosen, not stream)
             else:
                 with StreamUse(chosen, allocation):
-                    opened.copies.download(self, ary, chosen, not stream)
+                    opened.copies.download(self, target, chosen, not stream)
         finally:
             handle.callers.remove(me)
             if token is not None:

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...spi.errors import LayoutError
 from ...spi.types import AllocFlags
@@ -239,8 +240,13 @@ def new_shape_of(parts: tuple[Any, ...]) -> Shape:
     return integers_of(given, "a shape is made of integers")
 
 
-def check_destination(ary: object, shape: Shape, dtype: np.dtype[Any], call: str = "copy_to_host") -> Any:
-    """Raise unless an object is an ndarray that elements of that shape and dtype can be copied into; gives its flags.
+def plain_ndarray(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The memory of an ndarray as NumPy has it: a subclass may say anything of its shape, strides, dtype and flags."""
+    return array if type(array) is np.ndarray else np.asarray(array)
+
+
+def check_destination(ary: object, shape: Shape, dtype: np.dtype[Any], call: str = "copy_to_host") -> npt.NDArray[Any]:
+    """The plain ndarray of a destination; an error unless elements of that shape and dtype can be copied into it.
 
     ``call``: what the user called, for messages.
     """
@@ -257,17 +263,18 @@ def check_destination(ary: object, shape: Shape, dtype: np.dtype[Any], call: str
         raise TypeError(f"{call}: the destination must be an ndarray, not a {type(ary).__name__}: give {give}")
     if type(ary) is not np.ndarray and hasattr(type(ary), "mask"):
         raise LayoutError(f"{call}: a masked array would keep its mask, for other elements: give its data, m.data")
-    if ary.dtype != dtype or ary.shape != shape:
-        check_same(call, ary.shape, ary.dtype, shape, dtype)
-    flags = ary.flags
+    plain = plain_ndarray(ary)
+    if plain.dtype != dtype or plain.shape != shape:
+        check_same(call, plain.shape, plain.dtype, shape, dtype)
+    flags = plain.flags
     if not flags.writeable:
         raise LayoutError(f"{call}: a copy to the host cannot go into a read-only array: give a writable one, or none")
-    if not flags.forc and ary.size and _overlaps_itself(ary.shape, ary.strides, ary.itemsize):
+    if not flags.forc and plain.size and _overlaps_itself(plain.shape, plain.strides, plain.itemsize):
         raise LayoutError(
-            f"{call}: a copy to the host cannot go into an array whose elements overlap (shape {ary.shape}, strides "
-            f"{ary.strides}, {ary.itemsize} bytes an item): give one that has its own place for each, numpy.empty(...)"
+            f"{call}: a copy to the host cannot go into an array whose elements overlap (shape {plain.shape}, strides "
+            f"{plain.strides}, {plain.itemsize} bytes an item): give one that has its own place for each, numpy.empty(...)"
         )
-    return flags
+    return plain
 
 
 def _overlaps_itself(shape: Shape, strides: Shape, itemsize: int) -> bool:

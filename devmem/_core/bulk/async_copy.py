@@ -13,7 +13,6 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from ...spi.errors import ClosedError, DevmemError, LayoutError
 from ...spi.sizes import size_text
@@ -297,15 +296,14 @@ def _start(
         strides = like_strides(source.shape, source.strides, source.itemsize)
         target = np.ndarray(source.shape, source.dtype, np.empty(source.nbytes, np.uint8), 0, strides)
     else:
-        check_destination(dst, source.shape, source.dtype, "copy_async")
-        target = cast("npt.NDArray[Any]", dst)
+        target = check_destination(dst, source.shape, source.dtype, "copy_async")
     chosen = opened.streams.stream_of(stream if source.stream is None else stream or source.stream)
     _check_stream(opened, chosen)
     with CurrentDevice(opened.handle):
         opened.free_queue.free_if_due()
         with StreamUse(chosen, source.allocation):
             download = opened.copies.start_download(source, target, chosen)
-    return _transfer(opened, chosen, source, target, download)
+    return _transfer(opened, chosen, source, target if dst is None else dst, download)
 
 
 def _transfer(opened: OpenDevice, stream: Stream, src: object, dst: object, download: Download | None) -> Transfer[Any]:

@@ -88,11 +88,13 @@ def gather(arrays: object, axis: SupportsIndex, out: HostArray | None, pinned: b
     if out is not None:
         if pinned:
             raise LayoutError("gather(pinned=True) makes a new array: leave out= out")
-        check_destination(out, shape, first.dtype, "gather(out=)")
+        target = check_destination(out, shape, first.dtype, "gather(out=)")
     else:
-        out = pinned_like(first.open_device, shape, first.dtype, None) if pinned else new_host(shape, first.dtype)
+        out = target = (
+            pinned_like(first.open_device, shape, first.dtype, None) if pinned else new_host(shape, first.dtype)
+        )
     before: Key = (slice(None),) * along
-    _download(views, [out[(*before, slice(start, end))] for start, end in pairwise(ends)])
+    _download(views, [target[(*before, slice(start, end))] for start, end in pairwise(ends)])
     return out
 
 

@@ -25,6 +25,7 @@ from ...spi.types import Capability
 from ..arrays.ndarray import DeviceNDArray
 from ..arrays.pinned import pinned_like
 from ..base.advice import Listed, made_by
+from ..base.arguments import plain_ndarray
 from ..base.device_handle import CurrentDevice
 from ..device.open_device import OpenDevice
 from ..interop.host_objects import check_no_mask
@@ -312,11 +313,13 @@ class TransferPlan(Listed):
         what = f"update({name}=...): the array for copy {at}"
         if not isinstance(given, np.ndarray if on_host else DeviceNDArray):
             _refuse(what, f"is a {type(given).__name__}", "a host array" if on_host else "a device array")
-        for fact in ("shape", "dtype", "strides"):
-            if getattr(given, fact) != getattr(side.view, fact):
-                _refuse(what, f"has {fact} {getattr(given, fact)}", f"{fact} {getattr(side.view, fact)}")
         if on_host:
             check_no_mask(array)
+            array = plain_ndarray(array)
+        for fact in ("shape", "dtype", "strides"):
+            if getattr(array, fact) != getattr(side.view, fact):
+                _refuse(what, f"has {fact} {getattr(array, fact)}", f"{fact} {getattr(side.view, fact)}")
+        if on_host:
             if name == "dst" and not array.flags.writeable:
                 _refuse(what, "is read-only", "one that can be written to")
             now = self.opened.copies.host_side(array)

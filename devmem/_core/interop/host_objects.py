@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...spi.errors import LayoutError
-from ..base.arguments import foreign_attribute
+from ..base.arguments import foreign_attribute, plain_ndarray
 from ..base.layout import MAX_AXES, new_host
 from .dlpack import HOST_TYPES
 from .foreign_arrays import device_of_tensor, host_tensor, is_tensor
@@ -65,15 +65,16 @@ def host_array(obj: object, dtype: np.dtype[Any] | None = None) -> npt.NDArray[A
 
 
 def pinnable(array: object) -> npt.NDArray[Any]:
-    """The ndarray of an argument of pinned(), mapped() or register()."""
+    """The plain ndarray of an argument of pinned(), mapped() or register()."""
     if not isinstance(array, np.ndarray):
         raise TypeError(f"only an ndarray's memory can be page-locked in place, not that of a {type(array).__name__}")
     check_no_mask(array)
-    if array.dtype.hasobject:
+    plain = plain_ndarray(array)
+    if plain.dtype.hasobject:
         raise LayoutError(
-            f"an array of dtype {array.dtype} holds references to Python objects: nothing to share with a device"
+            f"an array of dtype {plain.dtype} holds references to Python objects: nothing to share with a device"
         )
-    return array
+    return plain
 
 
 def check_no_mask(obj: object) -> None:
