@@ -240,11 +240,6 @@ def new_shape_of(parts: tuple[Any, ...]) -> Shape:
     return integers_of(given, "a shape is made of integers")
 
 
-def plain_ndarray(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The memory of an ndarray as NumPy has it: a subclass may say anything of its shape, strides, dtype and flags."""
-    return array if type(array) is np.ndarray else np.asarray(array)
-
-
 def check_destination(ary: object, shape: Shape, dtype: np.dtype[Any], call: str = "copy_to_host") -> npt.NDArray[Any]:
     """The plain ndarray of a destination; an error unless elements of that shape and dtype can be copied into it.
 
@@ -263,7 +258,7 @@ def check_destination(ary: object, shape: Shape, dtype: np.dtype[Any], call: str
         raise TypeError(f"{call}: the destination must be an ndarray, not a {type(ary).__name__}: give {give}")
     if type(ary) is not np.ndarray and hasattr(type(ary), "mask"):
         raise LayoutError(f"{call}: a masked array would keep its mask, for other elements: give its data, m.data")
-    plain = plain_ndarray(ary)
+    plain = np.asarray(ary)  # a subclass may say anything of its shape, strides and flags
     if plain.dtype != dtype or plain.shape != shape:
         check_same(call, plain.shape, plain.dtype, shape, dtype)
     flags = plain.flags

@@ -25,7 +25,6 @@ from ...spi.types import Capability
 from ..arrays.ndarray import DeviceNDArray
 from ..arrays.pinned import pinned_like
 from ..base.advice import Listed, made_by
-from ..base.arguments import plain_ndarray
 from ..base.device_handle import CurrentDevice
 from ..device.open_device import OpenDevice
 from ..interop.host_objects import check_no_mask
@@ -315,7 +314,7 @@ class TransferPlan(Listed):
             _refuse(what, f"is a {type(given).__name__}", "a host array" if on_host else "a device array")
         if on_host:
             check_no_mask(array)
-            array = plain_ndarray(array)
+            array = np.asarray(array)
         for fact in ("shape", "dtype", "strides"):
             if getattr(array, fact) != getattr(side.view, fact):
                 _refuse(what, f"has {fact} {getattr(array, fact)}", f"{fact} {getattr(side.view, fact)}")

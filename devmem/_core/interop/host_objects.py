@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...spi.errors import LayoutError
-from ..base.arguments import foreign_attribute, plain_ndarray
+from ..base.arguments import foreign_attribute
 from ..base.layout import MAX_AXES, new_host
 from .dlpack import HOST_TYPES
 from .foreign_arrays import device_of_tensor, host_tensor, is_tensor
@@ -69,7 +69,7 @@ def pinnable(array: object) -> npt.NDArray[Any]:
     if not isinstance(array, np.ndarray):
         raise TypeError(f"only an ndarray's memory can be page-locked in place, not that of a {type(array).__name__}")
     check_no_mask(array)
-    plain = plain_ndarray(array)
+    plain = np.asarray(array)  # a subclass may say anything of its shape and strides
     if plain.dtype.hasobject:
         raise LayoutError(
             f"an array of dtype {plain.dtype} holds references to Python objects: nothing to share with a device"
