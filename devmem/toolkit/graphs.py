@@ -100,14 +100,14 @@ class Graphs(Part):
 
     def _check_not_captured(self) -> None:
         info = getattr(self._driver, "info", None)  # None where the device could not be opened
-        for stream in list(self._streams) if info is not None and Capability.CAPTURE in info.capabilities else ():
+        for stream in self._streams.each() if info is not None and Capability.CAPTURE in info.capabilities else ():
             begun = self._begun
             try:
                 captured = stream not in self._being_made and self._driver.capturing(stream)
             except BackendError:
                 if self._streams.holds(stream):
                     raise
-                continue  # another thread has destroyed it meanwhile
+                continue  # another thread has given it up meanwhile
             if captured and self._begun == begun:  # else it may be a graph of ours, begun meanwhile, that was seen
                 raise UnsupportedError(
                     f"the stream {stream:#x}, or one that it waits for, is capturing a graph, which a wait for the whole "

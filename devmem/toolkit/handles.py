@@ -7,14 +7,21 @@ for it, and an object is made at each call, because the handle may name somethin
 Some libraries read the memory behind a handle without a check, and crash on one that was destroyed. With ``refuse`` the table is
 the check, and raises INVALID_HANDLE for a handle that was destroyed here; without ``foreign``, for each one that is not live.
 Lookups take no lock; `add` and `take` do.
+
+A call may look handles up that are not its caller's (`each`). What another thread, or a signal's handler, destroys meanwhile is
+taken out of the table, and the vendor destroys it when no such call is under way: nothing waits, and no handle is used that the
+vendor has destroyed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NoReturn, SupportsInt, TypeVar
 
-from ..spi.errors import DevmemError
+from ..spi.errors import DevmemError, DevmemWarning
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 from .locks import Rank, lock
 from .vendor_functions import INVALID_HANDLE
@@ -27,6 +34,10 @@ REMEMBERED = 1024
 
 def _nothing() -> None:
     pass
+
+
+class _Walk:
+    """One walk over a table, as long as it is referenced."""
 
 
 class Handles(dict[int, H], Generic[H]):
@@ -52,6 +63,9 @@ class Handles(dict[int, H], Generic[H]):
         self._defaults = frozenset(self)
         self._destroyed: dict[int, None] = {}  # in the order of destruction: older addresses are in use again
         self._lock = lock("handle table", Rank.LEAF)
+        self._walks: weakref.WeakSet[_Walk] = weakref.WeakSet()
+        #: What was taken out during a walk, and what destroys it.
+        self._late: deque[tuple[H, Callable[..., object]]] = deque()
 
     @property
     def unordered(self) -> bool:
@@ -91,11 +105,20 @@ class Handles(dict[int, H], Generic[H]):
             raise
 
     def end(self, handle: int, destroy: Callable[..., object]) -> None:
-        """Take an object out, and let ``destroy(record, object)`` destroy it; if an interrupt comes before, it stays."""
+        """Take an object out, and let ``destroy(record, object)`` destroy it; if an interrupt comes before, it stays.
+
+        During a walk (`each`) it is destroyed at the end of that.
+        """
         known = self.get(handle)
         destroyed: list[object] = []
         try:
-            destroy(destroyed, self.take(handle))
+            taken = self.take(handle)
+            if self._walks:
+                destroyed.append(taken)
+                self._late.append((taken, destroy))
+                self._destroy_late()  # the walk may have ended just now
+            else:
+                destroy(destroyed, taken)
         except DevmemError:
             raise
         except BaseException:
@@ -106,6 +129,27 @@ class Handles(dict[int, H], Generic[H]):
     def holds(self, handle: int) -> bool:
         """Whether this very handle is live, and not one that has got the same number since."""
         return any(each is handle for each in list(self))
+
+    def each(self) -> Iterator[int]:
+        """Walk over the live handles; the vendor destroys none until the walk has ended."""
+        walk = _Walk()  # it ends at the latest with this frame, whatever comes in between
+        self._walks.add(walk)
+        try:
+            yield from list(self)
+        finally:
+            self._walks.discard(walk)
+            self._destroy_late()
+
+    def _destroy_late(self) -> None:
+        while self._late and not self._walks:
+            try:
+                taken, destroy = self._late.popleft()
+            except IndexError:  # another thread took it
+                break
+            try:
+                destroy([], taken)
+            except DevmemError as error:  # the call that gave it up has returned
+                warnings.warn(f"while destroying a {self._what}: {error}", DevmemWarning, stacklevel=3)
 
     def add(self, made: H, handle: int | None = None) -> int:
         """Take a new object in, or one back; its handle, whose number may be that of one that was destroyed before."""

@@ -110,13 +110,16 @@ Py_ssize_t known_itemsize(const PyObject *dtype) {
 
 static PyObject *name_lent, *name_streams, *name_legacy, *name_has_negatives, *name_table, *name_owner, *name_ready, *name_read_only;
 
-static int lend(const struct allocation_state *block) {
+static int lend(struct allocation_state *block) {
+    if (block->lent)
+        return 0;
     const struct lane *lane = lane_of_handle(block->device_handle);
     PyObject *lent = lane && lane->live && block->heap == lane->heap ? Py_NewRef(lane->lent) : PyObject_GetAttr(block->heap, name_lent);
     PyObject *ptr = lent ? PyLong_FromUnsignedLongLong(block->ptr) : NULL;
     int done = ptr ? PySet_Add(lent, ptr) : -1;
     Py_XDECREF(ptr);
     Py_XDECREF(lent);
+    block->lent = !done;
     return done;
 }
 

@@ -48,6 +48,7 @@ struct allocation_state {
     Py_ssize_t nbytes;
     uint32_t place; /* among the live blocks of the heap */
     char freed, unnamed;
+    char lent; /* its address is in `heap.lent`, as long as it lives */
 };
 
 struct array_state {

@@ -48,3 +48,20 @@ def test_a_graph_that_is_made_meanwhile_is_not_taken_for_another_librarys_captur
     driver.capturing = capturing
     graphs.synchronize(lambda: waited.append(True))
     assert waited == [True]
+
+
+def test_the_vendor_destroys_no_stream_that_is_asked(made):
+    """Some libraries read the memory behind a handle without a check: the process would end."""
+    graphs, driver, stream = made
+    destroyed, streams = [], graphs._streams
+
+    def capturing(asked):
+        streams.end(
+            asked, lambda record, handle: destroyed.append(handle)
+        )  # as another thread, or a signal's handler, does
+        assert not destroyed and asked not in streams
+        return False
+
+    driver.capturing = capturing
+    graphs.synchronize(lambda: None)
+    assert destroyed == [stream]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from devmem._core.ordering.leases import HandleLeases, OwnedHandle
+from devmem.spi.errors import BackendError, DevmemWarning
 from devmem.toolkit.handles import Handles
 from devmem.toolkit.memory import Holdings
 
@@ -63,3 +64,64 @@ def test_another_one_with_its_number_is_not_taken_for_it(events):
     driver.event_destroy = refuse
     leases.destroy_given_up()
     assert NUMBER in events
+
+
+# -- walks -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def streams():
+    made = Handles(int, refuse=refuse, what="stream")
+    for handle in (1, 2, 3):
+        made.add(handle)
+    return made
+
+
+def test_what_is_given_up_during_a_walk_is_destroyed_behind_the_last(streams):
+    destroyed = []
+
+    def destroy(record, handle):
+        destroyed.append(handle)
+
+    outer, inner = streams.each(), streams.each()
+    assert (next(outer), next(inner)) == (1, 1)
+    streams.end(2, destroy)
+    inner.close()
+    assert 2 not in streams and not destroyed
+    assert list(outer) == [2, 3]
+    assert destroyed == [2]
+    streams.end(3, destroy)
+    assert destroyed == [2, 3] and streams.live() == [1]
+
+
+def test_a_walk_that_is_interrupted_is_over(streams):
+    destroyed = []
+    with pytest.raises(KeyboardInterrupt):
+        for _ in streams.each():
+            streams.end(1, lambda record, handle: destroyed.append(handle))
+            raise KeyboardInterrupt
+    assert destroyed == [1] and not streams._walks
+
+
+def test_an_interrupt_where_one_was_put_aside_does_not_bring_it_back(streams):
+    destroyed = []
+    for _ in streams.each():
+        streams._destroy_late = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            streams.end(1, lambda record, handle: destroyed.append(handle))
+        del streams._destroy_late
+        break
+    assert 1 not in streams and destroyed == [1]
+
+
+def test_a_failure_to_destroy_it_is_a_warning(streams):
+    def fail(record, handle):
+        raise BackendError("no", code=1, name="NO")
+
+    walk = streams.each()
+    next(walk)
+    streams.end(1, fail)
+    streams.end(2, lambda record, handle: None)
+    with pytest.warns(DevmemWarning, match="while destroying a stream: no"):
+        walk.close()
+    assert streams.live() == [3] and not streams._late
