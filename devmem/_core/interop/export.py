@@ -105,7 +105,7 @@ def array_interface(view: ArrayView[Any], allocation: Allocation, table: StreamT
         strides = None
     interface = {
         "shape": view._shape,
-        "typestr": opaque(dtype).str,
+        "typestr": _typestr(dtype),
         "data": (view._ptr, allocation.read_only),
         "strides": strides,
         "version": 3,
@@ -184,6 +184,11 @@ def _stream_to_wait_for(allocation: Allocation, table: StreamTable) -> int | Non
     with CurrentDevice(table.handle) as driver:  # a default stream whose number means something else to consumers
         driver.stream_synchronize(handle)
     return None
+
+
+@lru_cache(maxsize=64)
+def _typestr(dtype: np.dtype[Any]) -> str:
+    return opaque(dtype).str
 
 
 @lru_cache(maxsize=64)
