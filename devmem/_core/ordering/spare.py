@@ -1,7 +1,7 @@
 """Streams and events that were given up are kept for the next use: their handles are, never the objects that had them.
 
 `SpareHandles` keeps a few of each kind. A handle that is given up goes there where it would have been destroyed, so when no lease
-can name it any more. From then on the object that had it does not own it: another `OwnedHandle` stands in the table, and a later
+can name it any more. From then on the object that had it does not own it: another record stands in the table, and a later
 attempt to end the first one does nothing. (The compiled core parts a record from its owner in one step, and keeps the record.) A
 handle is given out again to one owner, and only if the driver says that it has passed all that was enqueued on it, whatever its
 last owner has done; the others wait their turn, or are destroyed.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
+from typing import Self
 
 from ...spi.errors import DevmemError
 from ...toolkit.deferred_errors import FirstError
@@ -37,8 +38,7 @@ class SpareHandles:
         kept = self._kept.setdefault(ended.key, deque())
         if len(kept) >= self.most:
             return False
-        spare = OwnedHandle(ended.handle, ended.table, ended.owner, ended.destroy, ended.let_go)
-        spare.leaving = True  # no lease finds it
+        spare = ended.successor()
         ended.table[ended.handle] = spare
         kept.append(spare)
         return True
@@ -104,6 +104,12 @@ class LentHandle(OwnedHandle):
         self.idle = False
         #: Empty when a thread ends it. Two may: each has closed the object that had it.
         self._claim = [None]
+
+    def successor(self) -> Self:
+        """A spare record of the same handle, for its next owner: of the same class, as the compiled core takes them."""
+        spare = type(self)(self.spare, self.key, self.handle, self.table, self.owner, self.destroy, self.let_go)
+        spare.idle = spare.leaving = True  # no lease finds it
+        return spare
 
     def end(self) -> None:
         """Give it to the spare ones, or let the driver destroy it."""

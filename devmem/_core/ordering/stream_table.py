@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from typing import Self
 
 from ..._native import core
 from ...spi.errors import ClosedError, LayoutError, UnsupportedError
@@ -27,7 +28,7 @@ from .stream import ClosedStream, Stream, chosen_stream, place
 #: Numbers below it are no addresses: programs map nothing on the first page.
 NO_ADDRESS = 4096
 #: Idle streams of each priority that are kept for the next use, and as many that do not wait for the legacy stream.
-SPARE_STREAMS = 8
+SPARE_STREAMS = 16
 
 
 class OwnedStream(LentHandle):
@@ -36,6 +37,12 @@ class OwnedStream(LentHandle):
     __slots__ = ("streams",)
 
     streams: StreamTable
+
+    def successor(self) -> Self:
+        """A spare record of the same handle, for its next owner."""
+        spare = super().successor()
+        spare.streams = self.streams
+        return spare
 
     def end(self) -> None:
         """End like every handle, after the memory stacks have been told.
