@@ -15,7 +15,7 @@ from typing import Any
 
 VARIABLE = "DEVMEM_NATIVE"
 #: Raised whenever the core's functions change, here and in ``src/module.c``: a core that was built before is not used.
-INTERFACE = 12
+INTERFACE = 13
 
 
 def _chosen() -> tuple[Any, str]:

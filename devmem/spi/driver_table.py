@@ -3,8 +3,8 @@
 Offering one is optional, and changes nothing but the cost of a call: each entry is a public function of the vendor's library,
 called as the driver's own method would call it, with the device current and without the GIL. Each returns 0, or the status.
 
-What the table serves is the commonest: memory that is ordered on the legacy default stream, and blocking copies of one run of
-bytes on that stream; and streams and events that are used again. Everything else goes through the driver's methods, as does
+What the table serves is the commonest: memory that is ordered on the legacy default stream, blocking copies of one run of bytes
+on that stream, and such copies enqueued on another; streams and events that are used again. Everything else goes through the driver's methods, as does
 everything where an adaptor, a fault injector, a trace or a Python driver stands between.
 """
 
@@ -15,15 +15,15 @@ from enum import IntFlag
 from typing import NoReturn, Protocol
 
 #: The layout of `DriverTable`. A table of another version is not used.
-TABLE_VERSION = 3
+TABLE_VERSION = 4
 
 
 class TableFlags(IntFlag):
     """The state of a table, which its driver may change at any time.
 
-    ``USABLE``: calls may be made; a driver takes it back when its device is lost. ``UPLOADS_WAIT``: after each upload the stream
-    is waited for, because streams exist that are not ordered with it. ``COPIES_TAKE_STREAM``: both copies take two arguments
-    more, their kind (an int, 1 to the device and 2 from it) and the stream.
+    ``USABLE``: calls may be made; a driver takes it back when its device is lost. ``UPLOADS_WAIT``: after each blocking upload
+    the stream is waited for, because streams exist that are not ordered with it. ``COPIES_TAKE_STREAM``: all four copies take
+    their kind (an int, 1 to the device and 2 from it) and the stream behind the bytes.
     """
 
     USABLE = 1
@@ -39,7 +39,9 @@ class DriverTable(ctypes.Structure):
     stores an address, ``free(address, stream)`` gives it back in the order of the stream; both are 0 where ``pool`` is, and only
     blocks of a devmem pool are served. ``copy_up(to, from, nbytes)`` and
     ``copy_down(to, from, nbytes)`` copy from and to host memory, ordered on the legacy default stream, and return when the
-    host side is read or written. ``synchronize(stream)`` waits. ``stream`` is the vendor's handle of that stream.
+    host side is read or written. ``enqueue_up(to, from, nbytes, stream)`` and ``enqueue_down`` only enqueue a copy on a stream;
+    0 where the driver has to choose among its calls. ``synchronize(stream)`` waits. ``stream`` is the vendor's handle of the
+    legacy default stream.
 
     ``stream_query(stream)`` and ``event_query(event)`` return 0 where it has passed all of its work and 600 where it has not, and
     ``event_record(event, stream)`` records; streams and events are known by the numbers that the driver's own methods gave.
@@ -67,6 +69,8 @@ class DriverTable(ctypes.Structure):
         ("event_record", ctypes.c_void_p),
         ("capture_mode", ctypes.c_void_p),
         ("is_capturing", ctypes.c_void_p),
+        ("enqueue_up", ctypes.c_void_p),
+        ("enqueue_down", ctypes.c_void_p),
     )
 
 

@@ -54,7 +54,7 @@ from ..ordering.stream import Stream
 from .array_base import ArrayBase
 from .conversions import Conversions
 from .operators import Operators
-from .pinned import pinned_like
+from .pinned import PinnedNDArray, pinned_like
 from .views import broadcast, retyped, without_leading_ones
 
 if TYPE_CHECKING:
@@ -879,4 +879,5 @@ if core is not None:
     )  # of two that are equal the last one counts: NumPy's `int64` is `l` on Linux
     _names = [name for kind in _plain for name in (kind.type, kind, kind.char, kind.name, kind.str, kind.str[1:])]
     _known = {name: np.dtype(name) for name in (*_names, bool, int, float, complex)}
-    core.arrays(np.ndarray, np.empty, DeviceNDArray, {name: (kind, kind.itemsize) for name, kind in _known.items()})
+    _known_bytes = {name: (kind, kind.itemsize) for name, kind in _known.items()}
+    core.arrays(np.ndarray, PinnedNDArray, np.empty, DeviceNDArray, _known_bytes)

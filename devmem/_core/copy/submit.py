@@ -96,14 +96,18 @@ class Submitter:
                     if host is not None and rows is None:
                         self.completions.keep_interrupted(error, stream, host)
                     if host is not None and isinstance(error, BackendError):
-                        with suppress(BackendError):  # the first one is to be told
-                            if self._is_pageable(host):
-                                stream.check_not_captured(PAGEABLE)
+                        self.explain(host, stream)
                     raise
                 if locks.segments is not before and not blocking and self._shares_pages(host, stream):
                     with self.waiting("the stream"):  # as above, of pages that were locked meanwhile
                         self.handle.driver.stream_synchronize(stream.handle)
                 return running
+
+    def explain(self, host: npt.NDArray[Any], stream: Stream) -> None:
+        """Raise UnsupportedError where a copy was refused because its host side is pageable, and a graph is captured."""
+        with suppress(BackendError):  # the refusal is to be told
+            if self._is_pageable(host):
+                stream.check_not_captured(PAGEABLE)
 
     def _is_pageable(self, host: npt.NDArray[Any]) -> bool:
         return host_memory_of(self.handle, self.page_locks, host) not in (HostMemory.LOCKED, HostMemory.MANAGED)

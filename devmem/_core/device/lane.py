@@ -1,9 +1,8 @@
 """The compiled core's lane of an open device: its way past Python, straight to the vendor's library.
 
 There is one where the compiled core runs and the driver offers a table of C entry points (`devmem.spi.driver_table`). It is
-taken for small contiguous copies on the legacy default stream, for memory of a plain `StreamOrderedMemory`, and for streams and
-events that were used before; `lane.c` says
-when. What it cannot answer itself, a failure above all, it asks the methods here, which do what the Python path does.
+taken for small contiguous copies on the legacy default stream or on one that is named, for memory of a plain
+`StreamOrderedMemory`, and for streams and events that were used before; `lane.c` says when. What it cannot answer itself, a failure above all, it asks the methods here, which do what the Python path does.
 """
 
 # Decision: docs/adr/0015-the-compiled-core-is-c-against-the-limited-api.md
@@ -26,10 +25,11 @@ from ..base.device_handle import CurrentDevice
 from ..base.scopes import deferral
 from ..memory.direct import StreamOrderedMemory
 from ..memory.heap import Heap
+from ..ordering.stream import Stream
 from ..telemetry.copy_statistics import TIMED_FROM
 
-#: The calls of a table that move memory, by number: see `OffersTable.table_refused`.
-UPLOAD, DOWNLOAD, WAIT = 4, 5, 6
+#: The calls of a table that copy, and the one that records an event, by number: see `OffersTable.table_refused`.
+UPLOADS, DOWNLOADS, RECORD = (4, 12), (5, 13), 9
 
 
 class LaneAnswers:
@@ -69,22 +69,32 @@ class LaneAnswers:
                 ptr: int = self.opened.memory.recover(nbytes, self.opened.streams.legacy, error)
                 return ptr
 
-    def once_more(self, call: int, status: int, array: ArrayView[Any], host: npt.NDArray[Any]) -> None:
+    def once_more(
+        self, call: int, status: int, array: ArrayView[Any], host: npt.NDArray[Any], stream: Stream | None
+    ) -> None:
         """Raise for a failing copy; where memory beside its host side was locked meanwhile, it is made again, and cut there.
 
-        It may be unlocked again by now: any change of the locks since the last failing copy counts.
+        It may be unlocked again by now: any change of the locks since the last failing copy counts. Of a copy on a stream for
+        which no event could be had, the stream is waited for instead.
         """
         opened = self.opened
         segments = opened.page_locks.segments
         changed, self.segments = segments is not self.segments, segments
+        copies, blocking = opened.copies, stream is None
+        chosen = opened.streams.legacy if stream is None else stream
         try:
             self.refused(call, status)
         except BackendError:
-            if call not in (UPLOAD, DOWNLOAD) or not (segments or changed):
+            if call not in (*UPLOADS, *DOWNLOADS) or not (segments or changed):
+                with CurrentDevice(opened.handle):
+                    if not blocking and call == RECORD:
+                        opened.completions.wait_or_leak(chosen, host)
+                    elif not blocking:
+                        copies.submitter.explain(host, chosen)
                 raise
         with CurrentDevice(opened.handle):
-            copy = opened.copies.upload if call == UPLOAD else opened.copies.download
-            copy(array, host, opened.streams.legacy, True)
+            copy = copies.upload if call in UPLOADS else copies.download
+            copy(array, host, chosen, blocking)
 
     def capturing(self) -> bool:
         """Whether a graph is captured on a stream of the device, so that nothing may be freed."""
@@ -145,6 +155,8 @@ def lane_of(opened: Any) -> object:
         spare_events=opened.completions.events.spare._kept,
         stream_handles=opened.streams._handles,
         event_handles=opened.completions.events.events,
+        passed=opened.completions.events.passed,
+        recorded=opened.completions.events.recorded,
         simple=not handle.has(Capability.CAPTURE),
     )
     opened.statistics.compiled = lane.take

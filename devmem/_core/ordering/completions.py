@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
+from ..._native import core
 from ...spi.errors import DevmemError, UnsupportedError
 from ...toolkit.deferred_errors import FirstError
 from ...toolkit.locks import Rank, lock
@@ -59,9 +60,9 @@ class EventPool:
         self.passed: list[int] = []
         #: Those that users had, with timing and without.
         self.spare = SpareHandles(self.leases, SPARE_EVENTS)
-        # Python finalizes an object once: a spare one is a mere number, from which `record` makes another.
+        #: Makes a handle that goes back by itself. Python finalizes an object once: a spare one is a mere number.
         finalizer = property(partial(partial, self.passed.append))
-        self._recorded: Callable[[int], int] = type("Recorded", (int,), {"__slots__": (), "__del__": finalizer})
+        self.recorded: Callable[[int], int] = type("Recorded", (int,), {"__slots__": (), "__del__": finalizer})
 
     @classmethod
     def of(cls, owner: HasDriver) -> EventPool:
@@ -74,9 +75,9 @@ class EventPool:
         if len(self.passed) > SPARE_EVENTS:
             self.drop_spare(SPARE_EVENTS)
         try:
-            event = self._recorded(self.passed.pop())
+            event = self.recorded(self.passed.pop())
         except IndexError:
-            event = self._recorded(self.create(False).handle)
+            event = self.recorded(self.create(False).handle)
         self.owner.driver.event_record(event, stream)
         return event
 
@@ -118,43 +119,71 @@ class EventPool:
         self.spare.forget()
 
 
+class EventQueues(dict[K, deque[tuple[int, T]]]):
+    """By stream, ``(event, payload)`` in the stream's order; in Python. In the compiled core each method is one step."""
+
+    def __init__(self, lock: AbstractContextManager[object]) -> None:
+        super().__init__()
+        self._lock = lock
+        self._entering = False
+
+    def enter(self, key: K, entry: tuple[int, T], /) -> None:
+        """Put an entry behind all that a stream has."""
+        with self._lock:
+            # A finalizer that polls in between would take the empty queue out.
+            entering, self._entering = self._entering, True
+            try:
+                self.setdefault(key, deque()).append(entry)
+            finally:
+                self._entering = entering
+
+    def take(self, key: K, entry: tuple[int, T], into: list[T], /) -> bool:
+        """Take an entry out, and append its payload to a list; whether it was what the stream had first."""
+        with self._lock:
+            queue = self.get(key)
+            found = bool(queue) and queue[0] is entry  # else another call has taken it; none comes before the next line
+            if queue and found:
+                queue.popleft()
+                into.append(entry[1])
+            return found
+
+    def tidy(self) -> None:
+        """Take out streams that have nothing."""
+        with self._lock:
+            for key in () if self._entering else [key for key, queue in self.items() if not queue]:
+                if key in self and not self[key]:  # no handler of a signal comes before the next line
+                    self.pop(key)
+
+
 class CompletionQueue(Generic[K, T]):
     """Payloads behind events, by stream and in the order of the stream.
 
     Attributes
     ----------
-    waiting : dict
+    waiting : EventQueues
         By key of a stream, ``(event, payload)`` in the stream's order; without streams that have completed everything.
     """
 
     def __init__(self, events: EventPool) -> None:
         self.events = events
         self.lock = events.lock
-        self.waiting: dict[K, deque[tuple[int, T]]] = {}
-        self._adding = False
+        self.waiting: EventQueues[K, T] = EventQueues(events.lock) if core is None else core.EventQueues()
         self._completed: list[T] = []
 
     def add(self, key: K, stream: int, payload: T) -> None:
         """Put a payload behind all work that is on the stream now; the device is entered."""
-        event = self.events.record(stream)
-        with self.lock:
-            # A finalizer that polls in between would take the empty queue out.
-            adding, self._adding = self._adding, True
-            try:
-                self.waiting.setdefault(key, deque()).append((event, payload))
-            finally:
-                self._adding = adding
+        self.waiting.enter(key, (self.events.record(stream), payload))
 
     def completed(self) -> list[T]:
-        """Take out the payloads whose events have completed; none where a finalizer comes into `add` on its thread.
+        """Take out the payloads whose events have completed.
 
         A query that fails loses no payload: the next call returns what this one has found.
         """
-        query, passed = self.events.owner.driver.event_query, []
+        query = self.events.owner.driver.event_query
         for key, queue in list(self.waiting.items()):
             while queue:
                 try:
-                    event, payload = first = queue[0]  # which keeps the event from being recorded anew
+                    event, _ = first = queue[0]  # which keeps the event from being recorded anew
                 except IndexError:  # another thread has taken the last one
                     break
                 into: list[Any] = self._completed
@@ -163,19 +192,9 @@ class CompletionQueue(Generic[K, T]):
                         break
                 except UnsupportedError:  # it was recorded into a captured graph
                     into = leaked
-                with self.lock:
-                    if queue and queue[0] is first:  # else another call has taken it; none comes before the next line
-                        queue.popleft()
-                        into.append(payload)
-            if not queue:
-                passed.append(key)
-        with self.lock:
-            if self._adding:
-                return []
-            found, self._completed = self._completed, []
-            for key in passed:  # last: as long as something is to be let go of, the queue has something waiting
-                if key in self.waiting and not self.waiting[key]:  # no handler of a signal comes before the next line
-                    self.waiting.pop(key)
+                self.waiting.take(key, first, into)
+        found, self._completed = self._completed, []
+        self.waiting.tidy()  # last: as long as something is to be let go of, the queue has something waiting
         return found
 
     def forget(self) -> None:
@@ -215,7 +234,7 @@ class CompletionTracker:
         try:
             self._queue.add(stream, stream.handle, keep)
         except BaseException:
-            self._wait_or_leak(stream, keep)
+            self.wait_or_leak(stream, keep)
             raise
         if len(self.in_flight.get(stream, ())) > 1:
             self.poll()
@@ -254,7 +273,7 @@ class CompletionTracker:
         try:
             captured = self.handle.capturing(stream.handle)
         except BaseException:
-            self._wait_or_leak(stream, keep)
+            self.wait_or_leak(stream, keep)
             raise
         if captured:
             leaked.append(keep)
@@ -304,7 +323,7 @@ class CompletionTracker:
             event = Event(stream.services, timing=False)
             event.record(stream)
         except BaseException:
-            self._wait_or_leak(stream, keep)
+            self.wait_or_leak(stream, keep)
             raise
         return event
 
@@ -323,7 +342,8 @@ class CompletionTracker:
         self._queue = CompletionQueue(self.events)
         self.in_flight = self._queue.waiting
 
-    def _wait_or_leak(self, stream: Stream, keep: object) -> None:
+    def wait_or_leak(self, stream: Stream, keep: object) -> None:
+        """Wait for a stream, in place of an event behind its work; what that work uses is kept for good where that fails."""
         try:
             stream.check_waitable()
             self.handle.driver.stream_synchronize(stream.handle)

@@ -239,6 +239,8 @@ class Stream(StreamState, EventStream, _Advice):
         >>> d = dm.to_device(np.arange(3), stream)
         >>> stream.synchronize()
         """
+        if core is not None and core.synchronize(self) is not None:
+            return
         with CurrentDevice(self.device_handle) as driver:
             self.check_waitable()
             driver.stream_synchronize(self.handle if self.plain else self._handle_here())
@@ -383,6 +385,8 @@ class Stream(StreamState, EventStream, _Advice):
         if (core is not None and core.close_stream(self) is not None) or self.owned is None:
             return
         self.check_not_recorded("to close a stream")
+        if core is not None and core.synchronize(self) is not None:
+            return
         with CurrentDevice(self.device_handle) as driver:
             self.check_waitable()
             driver.stream_synchronize(self.handle)

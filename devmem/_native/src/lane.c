@@ -349,9 +349,9 @@ int safe_point(struct lane *lane, struct frees *frees) {
     struct handle_state *handle = (struct handle_state *)lane->handle;
     frees->live = NULL;
     frees->count = frees->status = frees->entered = 0;
-    Py_ssize_t busy = PyObject_Size(lane->completing);
-    if (busy)
-        return busy < 0 ? -1 : 0;
+    int passed = PyDict_Size(lane->completing) ? let_go_of_passed(lane) : 1;
+    if (passed <= 0)
+        return passed;
     Py_ssize_t dropped = PyObject_Size(handle->dropped);
     if (dropped <= 0)
         return dropped < 0 ? -1 : 1;
@@ -378,7 +378,7 @@ void refuse(struct lane *lane, enum table_call call, int status) {
     X(blocks) X(completing) X(own_streams) X(held) X(spare_streams) X(spare_events) X(stream_handles) X(event_handles)
 #define GIVEN(X)                                                                                                                  \
     TABLES(X) X(opened) X(handle) X(driver) X(keep) X(refused) X(queue) X(locks) X(legacy) X(deferral) X(owned) X(plain)         \
-    X(recover) X(once_more) X(told) X(capturing) X(services) X(memory) X(given_up) X(simple)
+    X(recover) X(once_more) X(told) X(capturing) X(services) X(memory) X(given_up) X(simple) X(passed) X(recorded)
 #define EACH(X) GIVEN(X) X(heap) X(live) X(lent) X(ready) X(home)
 COLLECTED(lane, struct lane, EACH)
 
@@ -402,7 +402,7 @@ static PyObject *lane_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
     TABLES(IS_TABLE)
     if (!right || !PyObject_TypeCheck(lane->handle, handle_type) || !PyObject_TypeCheck((PyObject *)lane->queue, queue_type) ||
         !PyObject_TypeCheck((PyObject *)lane->locks, locks_type) || !PyObject_TypeCheck((PyObject *)lane->deferral, deferral_type) ||
-        !PyBool_Check(lane->simple) || !PyType_Check(lane->owned) ||
+        !PyBool_Check(lane->simple) || Py_TYPE(lane->completing) != queues_type || !PyList_CheckExact(lane->passed) || !PyType_Check(lane->owned) ||
         !PyType_IsSubtype((PyTypeObject *)lane->owned, allocation_type)) {
         PyErr_SetString(PyExc_TypeError, "a lane takes every object by its name: tables, a device handle, a class of allocations");
         Py_CLEAR(lane);

@@ -13,6 +13,7 @@
  *   verbs.c     to_device, device_array, copies, free
  *   views.c     slices and reshapes
  *   streams.c   streams and events that are used again
+ *   completions.c  what copies keep until their stream has passed them
  *   dlpack.c    capsules, and DLPack's table of C functions
  *   buffers.c   addresses of host arrays
  *   numbers.c   the numbers of simulated kernels
@@ -180,6 +181,7 @@ struct lane {
     PyObject *services, *memory;        /* the device's streams, and its memory */
     PyObject *held, *given_up;          /* leases on handles, and handles whose end waits for them */
     PyObject *spare_streams, *spare_events, *stream_handles, *event_handles;
+    PyObject *passed, *recorded;        /* numbers of events for `EventPool.record`, and the class of those that it gives */
     PyObject *simple;                   /* whether no graph can be captured on a stream */
     struct counter up, down;
 };
@@ -242,6 +244,22 @@ uint64_t strike_out(struct lane *lane, struct allocation_state *block);
 /* Raise for a status. */
 void refuse(struct lane *lane, enum table_call call, int status);
 
+/* -- completions.c -------------------------------------------------------------------------------------------------------- */
+
+extern PyTypeObject *queues_type;
+/* Put (event, payload) behind what a stream has; false with an exception. */
+bool enter_last(PyObject *queues, PyObject *stream, PyObject *entry);
+/* Let go of what running copies keep and have passed, which may run anything: 1, 0 where Python has to ask, -1 with an exception. */
+int let_go_of_passed(struct lane *lane);
+
+/* -- streams.c ------------------------------------------------------------------------------------------------------------ */
+
+extern Py_ssize_t most_events; /* that are kept for the next use */
+/* The number of a stream of devmem's own on which nothing is recorded: whether the stream is one, of the lane's device. */
+bool is_own_stream(struct lane *lane, PyObject *stream, uint64_t *found);
+/* The status of an event, in the device. */
+int query_event(struct lane *lane, uint64_t event);
+
 /* -- dlpack.c: bytes of an element of one of NumPy's own types; 0 of others, or before `exchange` has told which they are ------------ */
 
 Py_ssize_t known_itemsize(const PyObject *dtype);
@@ -255,6 +273,7 @@ PyObject *tuple_of(const Py_ssize_t *values, int count);
 
 int add_blocks(PyObject *module);
 int add_buffers(PyObject *module);
+int add_completions(PyObject *module);
 int add_dlpack(PyObject *module);
 int add_lane(PyObject *module);
 int add_numbers(PyObject *module);

@@ -9,7 +9,8 @@
 /* The classes of streams and events, of closed ones, and of the records of their handles. */
 static PyTypeObject *stream_class, *event_class, *handle_of_stream, *handle_of_event;
 static PyObject *closed_stream, *closed_event, *partial, *nothing;
-static Py_ssize_t most_streams, most_events;
+static Py_ssize_t most_streams;
+Py_ssize_t most_events;
 static PyObject *name_append, *name_appendleft, *name_class, *name_popleft, *name_stream_tables;
 
 /* The handle of a record that is in its table, and a new reference to its number; NULL, without an exception, where it is not. */
@@ -59,6 +60,11 @@ static int put(const struct driver_table *table, void *of, enum table_call *call
 static int ask(struct lane *lane, struct frees *frees, enum table_call *call, uint64_t handle, uint64_t stream, bool capturable) {
     struct question asked = {frees, *call, handle, stream, capturable};
     return in_device(lane, put, &asked, call);
+}
+
+int query_event(struct lane *lane, uint64_t event) {
+    enum table_call call = EVENT_QUERY;
+    return ask(lane, NULL, &call, event, 0, false);
 }
 
 /* A spare record of a class whose handle has passed: a new reference, and one to its number. NULL with or without an exception. */
@@ -257,6 +263,26 @@ static PyObject *close_stream(PyObject *Py_UNUSED(module), PyObject *stream) {
     return result || PyErr_Occurred() ? result : none();
 }
 
+/* synchronize(stream): True when its work is done, and what its copies kept was let go of; or None. */
+static PyObject *synchronize(PyObject *Py_UNUSED(module), PyObject *stream) {
+    PyObject *record, *number;
+    uint64_t handle;
+    if (Py_TYPE(stream) != stream_class)
+        return none();
+    struct lane *lane = lane_of_owner(stream, handle_of_stream, &record, &number, &handle);
+    if (!lane)
+        return none();
+    enum table_call call = SYNCHRONIZE;
+    const struct owner_state *owner = (const struct owner_state *)stream;
+    int status = owner->recorder == Py_None ? ask(lane, NULL, &call, handle, 0, !owner->simple) : INT_MIN, passed = 0;
+    if (status && status != INT_MIN)
+        refuse(lane, call, status);
+    else if (!status)
+        passed = is_open(lane) && PyDict_Size(lane->completing) ? let_go_of_passed(lane) : is_open(lane);
+    let_go(lane, record, number);
+    return passed > 0 ? PyBool_FromLong(1) : PyErr_Occurred() ? NULL : none();
+}
+
 /* close_event(event): True when its handle is kept, or None. */
 static PyObject *close_event(PyObject *Py_UNUSED(module), PyObject *event) {
     PyObject *record, *number, *result = NULL;
@@ -276,17 +302,20 @@ static PyObject *close_event(PyObject *Py_UNUSED(module), PyObject *event) {
     return result || PyErr_Occurred() ? result : none();
 }
 
+bool is_own_stream(struct lane *lane, PyObject *stream, uint64_t *found) {
+    PyObject *record, *number;
+    struct lane *its = Py_TYPE(stream) == stream_class ? lane_of_owner(stream, handle_of_stream, &record, &number, found) : NULL;
+    if (its)
+        let_go(its, record, number);
+    return its == lane && ((struct owner_state *)stream)->recorder == Py_None;
+}
+
 /* The number of the stream that an argument means, on which work is ordered at once: 1, 0, or -1 with an exception. */
 static int target(struct lane *lane, PyObject *stream, uint64_t *found) {
-    PyObject *record, *number;
+    if (Py_TYPE(stream) == stream_class && stream != lane->legacy)
+        return is_own_stream(lane, stream, found);
     *found = lane->table->stream;
-    if (Py_TYPE(stream) != stream_class || stream == lane->legacy)
-        return on_legacy(stream == lane->legacy ? NULL : stream);
-    struct lane *its = lane_of_owner(stream, handle_of_stream, &record, &number, found);
-    if (!its)
-        return 0;
-    let_go(its, record, number);
-    return its == lane && ((struct owner_state *)stream)->recorder == Py_None;
+    return on_legacy(stream == lane->legacy ? NULL : stream);
 }
 
 /* record_event(event, stream): True, or None. */
@@ -339,6 +368,7 @@ static PyMethodDef functions[] = {
     {"take_stream", FAST(take_stream), "A stream that was used before."},
     {"take_event", take_event, METH_O, "An event that was used before."},
     {"close_stream", close_stream, METH_O, "Wait for a stream's work, and keep its handle."},
+    {"synchronize", synchronize, METH_O, "Wait for a stream's work, and let go of what its copies kept."},
     {"close_event", close_event, METH_O, "Keep the handle of an event."},
     {"record_event", FAST(record_event), "Record an event on a stream."},
     {"handles", handles, METH_VARARGS, "Say what streams and events are."},

@@ -1,5 +1,5 @@
 /* to_device, device_array, copies and free, where nothing has to be decided: contiguous and small, on the legacy default stream, from
- * and to memory of the driver itself.
+ * and to memory of the driver itself; and copies into and out of arrays on a stream that is named, which keep the host side.
  *
  * Objects are made first, because the collector may run then; what holds is looked at after that; then comes the vendor's library;
  * then the books, in which no Python runs.
@@ -13,7 +13,7 @@
 #define SAMPLED 0xFF0
 
 PyObject *device_array_class;
-static PyObject *scalars, *array_class, *empty, *name_dtype, *name_shape, *name_discard;
+static PyObject *scalars, *array_class, *pinned_class, *empty, *name_dtype, *name_shape, *name_discard;
 
 /* What was asked of the vendor's library. */
 struct work {
@@ -21,7 +21,8 @@ struct work {
     void *host;       /* NULL: nothing is copied */
     size_t nbytes;
     uint64_t pooled; /* a block of the pool's, or 0: the driver gives one */
-    bool allocate, up, timed;
+    bool allocate, up, timed, recorded;
+    uint64_t on, event; /* a stream that the copy is enqueued on, and the event that is recorded behind it; or 0, and it is waited for */
     double seconds;
     enum table_call failed;
     struct frees *frees;
@@ -41,6 +42,23 @@ static int copy_bytes(const struct driver_table *table, bool up, uint64_t device
     return call(to, from, nbytes);
 }
 
+/* Enqueue a copy, and record the event behind it. */
+static int enqueue(const struct driver_table *table, struct work *work, enum table_call *call) {
+    int (*function)(uint64_t, uint64_t, size_t, uint64_t) = work->up ? table->enqueue_up : table->enqueue_down;
+    uint64_t host = (uintptr_t)work->host, to = work->up ? work->address : host, from = work->up ? host : work->address;
+    *call = work->up ? ENQUEUE_UP : ENQUEUE_DOWN;
+    int status = table->flags & TABLE_COPIES_TAKE_STREAM
+                     ? ((int (*)(uint64_t, uint64_t, size_t, int, uint64_t))(void (*)(void))function)(
+                           to, from, work->nbytes, work->up ? KIND_UP : KIND_DOWN, work->on)
+                     : function(to, from, work->nbytes, work->on);
+    if (!status) {
+        *call = EVENT_RECORD;
+        status = table->event_record(work->event, work->on);
+        work->recorded = !status;
+    }
+    return status;
+}
+
 /* Free what was dropped, allocate and copy. A new block stays. */
 static int do_work(const struct driver_table *table, void *of, enum table_call *call) {
     struct work *work = of;
@@ -52,8 +70,9 @@ static int do_work(const struct driver_table *table, void *of, enum table_call *
     if (!status && work->host) {
         double began = work->timed ? now() : 0.0;
         *call = work->up ? COPY_UP : COPY_DOWN;
-        status = copy_bytes(table, work->up, work->address, (uintptr_t)work->host, work->nbytes);
-        if (!status && work->up && table->flags & TABLE_UPLOADS_WAIT) {
+        status = work->event ? enqueue(table, work, call)
+                             : copy_bytes(table, work->up, work->address, (uintptr_t)work->host, work->nbytes);
+        if (!status && work->up && !work->event && table->flags & TABLE_UPLOADS_WAIT) {
             *call = SYNCHRONIZE;
             status = table->synchronize(table->stream);
         }
@@ -89,6 +108,12 @@ static bool small_buffer(const struct lane *lane, PyObject *host, PyObject *dtyp
         return true;
     PyBuffer_Release(view);
     return false;
+}
+
+/* Whether an object is an ndarray of NumPy's own class, or of devmem's: others may say anything of themselves. */
+static bool is_ndarray(PyObject *object) {
+    const PyObject *class = (PyObject *)Py_TYPE(object);
+    return class == array_class || class == pinned_class;
 }
 
 /* Whether a tuple is the shape of a buffer. */
@@ -198,7 +223,7 @@ static PyObject *fill_in(struct lane *lane, struct array_state *array, struct wo
         discard(array);
         done = -1;
     } else if (!done && status) {
-        PyObject *answer = PyObject_CallFunction(lane->once_more, "iiOO", (int)work->failed, status, array, host ? host : Py_None);
+        PyObject *answer = PyObject_CallFunction(lane->once_more, "iiOOO", (int)work->failed, status, array, host ? host : Py_None, Py_None);
         if (!answer) {
             discard(array);
             done = -1;
@@ -270,48 +295,87 @@ static PyObject *make(PyObject *Py_UNUSED(module), PyObject *const *arguments, P
     return made;
 }
 
-/* The lane of an array which is contiguous, bound to no stream, and in a block of the core's on the legacy stream: a new reference. */
-static struct lane *lane_of(PyObject *object) {
+/* The lane of an array which is contiguous and in a block of the core's; where no stream is named, it is bound to none, and the block's
+ * home is the legacy stream. A new reference. */
+static struct lane *lane_of(PyObject *object, bool named) {
     if (!PyObject_TypeCheck(object, array_type))
         return NULL;
     struct array_state *array = (struct array_state *)object;
-    if (!array->allocation || !PyObject_TypeCheck(array->allocation, allocation_type) || array->stream != Py_None ||
+    if (!array->allocation || !PyObject_TypeCheck(array->allocation, allocation_type) || (!named && array->stream != Py_None) ||
         array->strides != Py_None || !array->ptr)
         return NULL;
     struct allocation_state *block = (struct allocation_state *)array->allocation;
     struct lane *lane = lane_of_handle(block->device_handle);
-    if (!lane || block->freed || (PyObject *)Py_TYPE((PyObject *)block) != lane->owned || block->home != lane->legacy)
+    if (!lane || block->freed || (PyObject *)Py_TYPE((PyObject *)block) != lane->owned || (!named && block->home != lane->legacy))
         return NULL;
     Py_INCREF((PyObject *)lane);
     return lane;
 }
 
-/* Copy between an array and an ndarray of its shape and dtype: 1, 0, or -1 with an exception. */
-static int copy(struct lane *lane, PyObject *object, PyObject *host, bool up) {
+/* Whether an argument may be a stream on which a copy is enqueued, and not waited for. */
+static bool is_named(PyObject *stream) { return PyObject_TypeCheck(stream, stream_type); }
+
+/* What a copy on a named stream keeps: (an event that is to be recorded behind it, (the host side,)). NULL, with or without an exception,
+ * where the block was not used on the stream before, or there is no event at hand: Python sees to that. */
+static PyObject *kept_behind(struct lane *lane, const struct allocation_state *block, PyObject *stream, PyObject *host, struct work *work) {
+    Py_ssize_t count = PyList_Size(lane->passed);
+    if (count <= 0 || count > most_events)
+        return NULL;
+    PyObject *number = Py_NewRef(PyList_GetItem(lane->passed, count - 1)), *event = NULL;
+    if (PyList_SetSlice(lane->passed, count - 1, count, NULL) == 0) /* no Python has run: it is ours alone */
+        event = PyObject_CallFunctionObjArgs(lane->recorded, number, NULL); /* from now on it goes back by itself */
+    PyObject *entry = event ? Py_BuildValue("(O(O))", event, host) : NULL;
+    work->event = event ? PyLong_AsUnsignedLongLong(number) : 0;
+    Py_DECREF(number);
+    Py_XDECREF(event);
+    bool used = block->home == stream || (PyDict_Check(block->streams) && PyDict_Contains(block->streams, stream) == 1);
+    if (entry && (!used || !is_own_stream(lane, stream, &work->on)))
+        Py_CLEAR(entry);
+    return entry;
+}
+
+/* Note a copy that was enqueued, whatever came of the call; false with an exception. */
+static bool note(struct lane *lane, const struct allocation_state *block, PyObject *stream, PyObject *entry) {
+    if (!enter_last(lane->completing, stream, entry)) {
+        Py_INCREF(entry); /* for good: nobody would know when it may be let go of */
+        return false;
+    }
+    /* Once more: another thread may have taken the stream for one that has passed. */
+    return block->home == stream || !PyDict_Check(block->streams) || PyDict_SetItem(block->streams, stream, Py_None) == 0;
+}
+
+/* Copy between an array and an ndarray of its shape and dtype, on a stream if one is named: 1, 0, or -1 with an exception. */
+static int copy(struct lane *lane, PyObject *object, PyObject *host, bool up, PyObject *stream) {
     struct array_state *array = (struct array_state *)object;
+    struct allocation_state *block = (struct allocation_state *)array->allocation;
+    PyObject *entry = NULL;
     struct frees frees;
     Py_buffer view;
     PyObject *dtype = PyObject_GetAttr(host, name_dtype);
     if (!dtype)
         return -1;
     Py_DECREF(dtype);
-    if (dtype != array->dtype || !is_unlocked(lane) || !small_buffer(lane, host, dtype, up ? 0 : PyBUF_WRITABLE, &view))
+    if (dtype != array->dtype || !is_unlocked(lane) || (stream && (!lane->table->enqueue_up || stream == lane->legacy)) || !small_buffer(lane, host, dtype, up ? 0 : PyBUF_WRITABLE, &view))
         return 0;
     struct counter *counter = up ? &lane->up : &lane->down;
     struct work work = {.address = array->ptr, .host = view.buf, .nbytes = (size_t)view.len, .up = up,
                         .timed = !(counter->copies & SAMPLED)};
     int status = 0, go = has_shape(array->shape, &view) && is_open(lane) ? safe_point(lane, &frees) : 0;
-    if (go > 0 && (!is_open(lane) || ((struct allocation_state *)array->allocation)->freed))
-        go = free_now(lane, &frees);
+    if (go > 0 && stream)
+        entry = kept_behind(lane, block, stream, host, &work);
+    if (go > 0 && (!is_open(lane) || block->freed || (stream && !entry)))
+        go = free_now(lane, &frees) < 0 || PyErr_Occurred() ? -1 : 0;
     else if (go > 0) {
         status = perform(lane, &work, &frees);
-        go = settle(lane, &frees) < 0 ? -1 : 1;
+        if ((work.recorded && !note(lane, block, stream, entry)) | (settle(lane, &frees) < 0))
+            go = -1;
         if (!status)
             count(counter, &work);
     }
     PyBuffer_Release(&view);
+    Py_XDECREF(entry);
     if (go > 0 && status) {
-        PyObject *answer = PyObject_CallFunction(lane->once_more, "iiOO", (int)work.failed, status, object, host);
+        PyObject *answer = PyObject_CallFunction(lane->once_more, "iiOOO", (int)work.failed, status, object, host, stream ? stream : Py_None);
         Py_XDECREF(answer);
         return answer ? 1 : -1;
     }
@@ -320,19 +384,19 @@ static int copy(struct lane *lane, PyObject *object, PyObject *host, bool up) {
 
 /* download(array, ndarray or None, stream, pinned): the ndarray, a new one for None; or None. */
 static PyObject *download(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
-    if (given != 4 || arguments[3] != Py_False || (arguments[1] != Py_None && (PyObject *)Py_TYPE(arguments[1]) != array_class))
+    if (given != 4 || arguments[3] != Py_False || (arguments[1] != Py_None && !is_ndarray(arguments[1])))
         return none();
-    struct lane *lane = lane_of(arguments[0]);
+    PyObject *host = NULL, *stream = is_named(arguments[2]) ? arguments[2] : NULL;
+    struct lane *lane = lane_of(arguments[0], stream);
     if (!lane)
         return none();
-    int go = on_legacy(arguments[2]);
-    PyObject *host = NULL;
+    int go = stream ? 1 : on_legacy(arguments[2]);
     if (go > 0) {
         struct array_state *array = (struct array_state *)arguments[0];
         host = arguments[1] == Py_None ? PyObject_CallFunctionObjArgs(empty, array->shape, array->dtype, NULL) : arguments[1];
         if (arguments[1] != Py_None)
             Py_INCREF(host);
-        go = host ? copy(lane, arguments[0], host, false) : -1;
+        go = host ? copy(lane, arguments[0], host, false, stream) : -1;
     }
     Py_DECREF((PyObject *)lane);
     if (go > 0)
@@ -343,21 +407,22 @@ static PyObject *download(PyObject *Py_UNUSED(module), PyObject *const *argument
 
 /* upload_into(array, ndarray, stream): True, or None. */
 static PyObject *upload_into(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
-    if (given != 3 || (PyObject *)Py_TYPE(arguments[1]) != array_class)
+    if (given != 3 || !is_ndarray(arguments[1]))
         return none();
-    struct lane *lane = lane_of(arguments[0]);
+    PyObject *stream = is_named(arguments[2]) ? arguments[2] : NULL;
+    struct lane *lane = lane_of(arguments[0], stream);
     if (!lane)
         return none();
-    int go = on_legacy(arguments[2]);
+    int go = stream ? 1 : on_legacy(arguments[2]);
     if (go > 0)
-        go = copy(lane, arguments[0], arguments[1], true);
+        go = copy(lane, arguments[0], arguments[1], true, stream);
     Py_DECREF((PyObject *)lane);
     return go < 0 ? NULL : go ? PyBool_FromLong(1) : none();
 }
 
 /* upload(ndarray, stream, copy, to, device): the array `to`, a new one for None; or None. */
 static PyObject *upload(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
-    if (given != 5 || arguments[2] != Py_True || arguments[4] != Py_None || (PyObject *)Py_TYPE(arguments[0]) != array_class)
+    if (given != 5 || arguments[2] != Py_True || arguments[4] != Py_None || !is_ndarray(arguments[0]))
         return none();
     if (arguments[3] != Py_None) {
         PyObject *const into[] = {arguments[3], arguments[0], arguments[1]};
@@ -450,10 +515,10 @@ static PyObject *free_block(PyObject *Py_UNUSED(module), PyObject *object) {
     return status ? NULL : PyBool_FromLong(1);
 }
 
-/* arrays(class of ndarrays, numpy.empty, class of device arrays, {class of a scalar, text or dtype: (dtype, its bytes)}) */
+/* arrays(class of ndarrays, that of page-locked ones, numpy.empty, class of device arrays, {class of a scalar, text or dtype: (dtype, its bytes)}) */
 static PyObject *arrays(PyObject *Py_UNUSED(module), PyObject *arguments) {
-    PyObject *class, *make, *device, *known;
-    if (!PyArg_ParseTuple(arguments, "OOOO!:arrays", &class, &make, &device, &PyDict_Type, &known))
+    PyObject *class, *pinned, *make, *device, *known;
+    if (!PyArg_ParseTuple(arguments, "OOOOO!:arrays", &class, &pinned, &make, &device, &PyDict_Type, &known))
         return NULL;
     if (!PyType_Check(device) || !PyType_IsSubtype((PyTypeObject *)device, array_type)) {
         PyErr_SetString(PyExc_TypeError, "the class of device arrays is a subclass of ArrayState");
@@ -462,6 +527,7 @@ static PyObject *arrays(PyObject *Py_UNUSED(module), PyObject *arguments) {
     set_field(&device_array_class, device);
     set_field(&scalars, known);
     set_field(&array_class, class);
+    set_field(&pinned_class, pinned);
     set_field(&empty, make);
     return none();
 }

@@ -43,7 +43,7 @@ class Copies(Part):
         self._is_page_locked = memory.is_page_locked
         self._capturing = streams.capturing
         #: Whether single copies of page-locked memory take the call with attributes, which `CopyCalls` chooses once.
-        self._with_attributes = False
+        self.with_attributes = False
         #: The pools of devices to whose memory access was enabled, or cannot be.
         self._peers: WeakSet[MemoryPool] = WeakSet()
         self._synchronize = streams.stream_synchronize
@@ -63,7 +63,7 @@ class Copies(Part):
                 self._synchronize(stream)
             return False
         on, attributes = self._streams[stream], False
-        if self._with_attributes and kind is not _D2D and stream != LEGACY_STREAM:
+        if self.with_attributes and kind is not _D2D and stream != LEGACY_STREAM:
             attributes = self._is_page_locked(src if kind is _H2D else dst) and not self._capturing(stream)
         if attributes:
             self._functions.MemcpyWithAttributesAsync(dst, src, nbytes, _BESIDE_WORK, on)
@@ -76,7 +76,7 @@ class Copies(Part):
 
     def take_attributes(self, taken: bool) -> None:
         """Make single copies of page-locked memory by the call with attributes, or by the plain ones."""
-        self._with_attributes = taken
+        self.with_attributes = taken
 
     def fill(self, dst: int, value: int, width: int, count: int, stream: int) -> None:
         getattr(self._functions, f"MemsetD{8 * width}Async")(dst, value, count, self._streams[stream])

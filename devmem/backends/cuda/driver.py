@@ -171,7 +171,7 @@ class CudaDriver(ComposedDriver):
             facts=MappingProxyType({**info.facts, "copy_calls": "; ".join(calls.told)}),
             capabilities=info.capabilities - calls.slower,
         )
-        self.table = table_of(state, context.primary, self.pool)
+        self.table = table_of(state, context.primary, self.pool, not self.copies.with_attributes)
         pools[ordinal], contexts[ordinal] = self.pool, context.primary
 
     def table_refused(self, call: int, status: int) -> NoReturn:

@@ -28,6 +28,8 @@ FUNCTIONS = {
     "event_record": "cuEventRecord",
     "capture_mode": "cuThreadExchangeStreamCaptureMode",
     "is_capturing": "cuStreamIsCapturing",
+    "enqueue_up": "cuMemcpyHtoDAsync",
+    "enqueue_down": "cuMemcpyDtoHAsync",
 }
 #: The version of CUDA whose functions are asked for: the oldest that devmem runs on.
 VERSION = 12000
@@ -35,12 +37,15 @@ VERSION = 12000
 PER_THREAD = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM"
 
 
-def table_of(state: DriverState, primary: Any, pool: MemoryPool) -> DriverTable | None:
-    """The table of an open device; None where the driver lacks a function."""
+def table_of(state: DriverState, primary: Any, pool: MemoryPool, plain_copies: bool) -> DriverTable | None:
+    """The table of an open device; None where the driver lacks a function. It has the plain copies on a stream if they are taken."""
     if os.environ.get(PER_THREAD, "0") not in ("", "0"):
         return None
     own = 0 if pool.handle is None else int(pool.handle)
-    return vendor_table.table_of(state, FUNCTIONS, _address, current=int(primary), stream=LEGACY_STREAM, pool=own)
+    table = vendor_table.table_of(state, FUNCTIONS, _address, current=int(primary), stream=LEGACY_STREAM, pool=own)
+    if table is not None and not plain_copies:
+        table.enqueue_up = table.enqueue_down = 0
+    return table
 
 
 def _address(function: str) -> int:

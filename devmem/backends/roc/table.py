@@ -25,6 +25,8 @@ FUNCTIONS = {
     "event_record": "hipEventRecord",
     "capture_mode": "hipThreadExchangeStreamCaptureMode",
     "is_capturing": "hipStreamIsCapturing",
+    "enqueue_up": "hipMemcpyAsync",
+    "enqueue_down": "hipMemcpyAsync",
 }
 #: The legacy default stream, as every runtime knows it.
 NULL_STREAM = 0
