@@ -4,8 +4,8 @@ Offering one is optional, and changes nothing but the cost of a call: each entry
 called as the driver's own method would call it, with the device current and without the GIL. Each returns 0, or the status.
 
 What the table serves is the commonest: memory that is ordered on the legacy default stream, blocking copies of one run of bytes
-on that stream, and such copies enqueued on another; streams and events that are used again. Everything else goes through the driver's methods, as does
-everything where an adaptor, a fault injector, a trace or a Python driver stands between.
+on that stream, and such copies enqueued on another; streams and events that are used again. Everything else goes through the
+driver's methods, as does everything where an adaptor, a fault injector, a trace or a Python driver stands between.
 """
 
 from __future__ import annotations

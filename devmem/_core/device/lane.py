@@ -2,7 +2,8 @@
 
 There is one where the compiled core runs and the driver offers a table of C entry points (`devmem.spi.driver_table`). It is
 taken for small contiguous copies on the legacy default stream or on one that is named, for memory of a plain
-`StreamOrderedMemory`, and for streams and events that were used before; `lane.c` says when. What it cannot answer itself, a failure above all, it asks the methods here, which do what the Python path does.
+`StreamOrderedMemory`, and for streams and events that were used before; `lane.c` says when. What it cannot answer itself, a
+failure above all, it asks the methods here, which do what the Python path does.
 """
 
 # Decision: docs/adr/0015-the-compiled-core-is-c-against-the-limited-api.md

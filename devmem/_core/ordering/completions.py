@@ -141,11 +141,11 @@ class EventQueues(dict[K, deque[tuple[int, T]]]):
         """Take an entry out, and append its payload to a list; whether it was what the stream had first."""
         with self._lock:
             queue = self.get(key)
-            found = bool(queue) and queue[0] is entry  # else another call has taken it; none comes before the next line
-            if queue and found:
-                queue.popleft()
-                into.append(entry[1])
-            return found
+            if not queue or queue[0] is not entry:  # another call has taken it; none comes before the next line
+                return False
+            queue.popleft()
+            into.append(entry[1])
+            return True
 
     def tidy(self) -> None:
         """Take out streams that have nothing."""

@@ -38,7 +38,7 @@ PER_THREAD = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM"
 
 
 def table_of(state: DriverState, primary: Any, pool: MemoryPool, plain_copies: bool) -> DriverTable | None:
-    """The table of an open device; None where the driver lacks a function. It has the plain copies on a stream if they are taken."""
+    """The table of an open device; None where the driver lacks a function. It enqueues copies if the plain ones are taken."""
     if os.environ.get(PER_THREAD, "0") not in ("", "0"):
         return None
     own = 0 if pool.handle is None else int(pool.handle)
