@@ -385,8 +385,6 @@ class Stream(StreamState, EventStream, _Advice):
         if (core is not None and core.close_stream(self) is not None) or self.owned is None:
             return
         self.check_not_recorded("to close a stream")
-        if core is not None and core.synchronize(self) is not None:
-            return
         with CurrentDevice(self.device_handle) as driver:
             self.check_waitable()
             driver.stream_synchronize(self.handle)
