@@ -155,6 +155,23 @@ def _(place: Place) -> Once:
     return lambda: array.copy_to_device(host, stream)
 
 
+@case("copy_to_host(out), stream", DEVMEM, ALONE)
+def _(place: Place) -> Once:
+    array, out, stream = dm.to_device(place.host), dm.pinned_array(ELEMENTS), dm.stream()
+    return lambda: array.copy_to_host(out, stream)
+
+
+@case("copy_to_device, stream, synchronize", DEVMEM, ALONE)
+def _(place: Place) -> Once:
+    array, host, stream = dm.to_device(place.host), dm.pinned_array(ELEMENTS), dm.stream()
+
+    def once() -> None:
+        array.copy_to_device(host, stream)
+        stream.synchronize()
+
+    return once
+
+
 @case("copy_to_host()", DEVMEM, ALONE)
 def _(place: Place) -> Once:
     array = dm.to_device(place.host)
@@ -278,6 +295,27 @@ def _(place: Place) -> Once:
     return lambda: copy(ptr, host, nbytes, stream)
 
 
+@case("copy_to_host(out), stream", BARE)
+def _(place: Place) -> Once:
+    out, nbytes, copy = dm.pinned_array(ELEMENTS), place.host.nbytes, cu.cuMemcpyDtoHAsync
+    _, ptr = cu.cuMemAlloc(nbytes)
+    _, stream = cu.cuStreamCreate(0)
+    return lambda: copy(out, ptr, nbytes, stream)
+
+
+@case("copy_to_device, stream, synchronize", BARE)
+def _(place: Place) -> Once:
+    host, nbytes, copy, wait = dm.pinned_array(ELEMENTS), place.host.nbytes, cu.cuMemcpyHtoDAsync, cu.cuStreamSynchronize
+    _, ptr = cu.cuMemAlloc(nbytes)
+    _, stream = cu.cuStreamCreate(0)
+
+    def once() -> None:
+        copy(ptr, host, nbytes, stream)
+        wait(stream)
+
+    return once
+
+
 @case("copy_to_host()", BARE)
 def _(place: Place) -> Once:
     nbytes, copy, empty = place.host.nbytes, cu.cuMemcpyDtoH, np.empty
@@ -365,6 +403,23 @@ def _(place: Place) -> Once:
     return lambda: array.copy_to_device(host, stream)
 
 
+@case("copy_to_host(out), stream", NUMBA)
+def _(place: Place) -> Once:
+    array, out, stream = place.numba.to_device(place.host), place.numba.pinned_array(ELEMENTS), place.numba.stream()
+    return lambda: array.copy_to_host(out, stream)
+
+
+@case("copy_to_device, stream, synchronize", NUMBA)
+def _(place: Place) -> Once:
+    array, host, stream = place.numba.to_device(place.host), place.numba.pinned_array(ELEMENTS), place.numba.stream()
+
+    def once() -> None:
+        array.copy_to_device(host, stream)
+        stream.synchronize()
+
+    return once
+
+
 @case("copy_to_host()", NUMBA)
 def _(place: Place) -> Once:
     array = place.numba.to_device(place.host)
@@ -437,6 +492,35 @@ def _(place: Place) -> Once:
     stream, nbytes = place.core.LEGACY_DEFAULT_STREAM, place.host.nbytes
     buffer = place.core_device.allocate(nbytes, stream=stream)
     host = place.core.Buffer.from_handle(place.host.ctypes.data, nbytes, owner=place.host)
+
+    def once() -> None:
+        buffer.copy_from(host, stream=stream)
+        stream.sync()
+
+    return once
+
+
+def _on_a_stream(place: Place) -> tuple[Any, Any, Any]:
+    host, stream = dm.pinned_array(ELEMENTS), place.core_device.create_stream()
+    buffer = place.core_device.allocate(host.nbytes, stream=stream)
+    return buffer, place.core.Buffer.from_handle(host.ctypes.data, host.nbytes, owner=host), stream
+
+
+@case("copy_to_device, stream", CORE)
+def _(place: Place) -> Once:
+    buffer, host, stream = _on_a_stream(place)
+    return lambda: buffer.copy_from(host, stream=stream)
+
+
+@case("copy_to_host(out), stream", CORE)
+def _(place: Place) -> Once:
+    buffer, out, stream = _on_a_stream(place)
+    return lambda: buffer.copy_to(out, stream=stream)
+
+
+@case("copy_to_device, stream, synchronize", CORE)
+def _(place: Place) -> Once:
+    buffer, host, stream = _on_a_stream(place)
 
     def once() -> None:
         buffer.copy_from(host, stream=stream)

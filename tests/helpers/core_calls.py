@@ -82,19 +82,21 @@ def right(name, objects):
         "download": [array, None, 0, False], "upload_into": [array, np.arange(16.0), 0], "reshaped": [array, (4, 4)],
         "beside": [array.open_device, allocation, 4096, None, allocation, *lists], "adopt": [array],
         "export": [array, None, (1, 0), None, None], "take_stream": [0, False], "take_event": [True],
-        "record_event": [event, stream], "close_stream": [stream], "close_event": [event],
+        "record_event": [event, stream], "close_stream": [stream], "close_event": [event], "synchronize": [stream],
+        "upload_into, on a stream": [array, np.arange(16.0), stream], "download, on a stream": [array, np.zeros(16), stream, False],
     }[name]  # fmt: skip
 
 
 NAMES = (
     "address", "upload", "allocate", "make", "free", "download", "upload_into", "part", "reshaped", "beside", "adopt",
-    "export", "take_stream", "take_event", "record_event", "close_stream", "close_event",
+    "export", "take_stream", "take_event", "record_event", "close_stream", "close_event", "synchronize",
+    "upload_into, on a stream", "download, on a stream",
 )  # fmt: skip
 
 
 def call(name, arguments, told):
     try:
-        getattr(_native.core, name)(*arguments)
+        getattr(_native.core, name.partition(",")[0])(*arguments)
     except SystemError as error:
         raise AssertionError(f"{told}: {name}{tuple(map(type, arguments))}") from error
     except Exception:
@@ -104,6 +106,7 @@ def call(name, arguments, told):
 def one_field(name, which, field, value):
     """Call a function with one field of one object missing, or of that value."""
     array, stream, event = dm.to_device(np.arange(16.0)), dm.stream(), dm.event()
+    array.copy_to_device(np.arange(16.0), stream)  # the first is Python's
     block, record = array.allocation, stream.owned
     target, arguments = (array, block, stream, event, record)[which], right(name, [array, block, None, stream, event])
     before = getattr(target, field)

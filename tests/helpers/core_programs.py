@@ -24,7 +24,10 @@ from devmem._core.device.device import current_open_device
 DTYPES = ("u1", "i4", "f8", "c16", "M8[s]", [("a", "i4"), ("b", "f8")])
 #: What asks and says which device is current. On the way out of a failure the cores do that in other places.
 CONTEXT = ("get_current", "set_current")
-FUNCTIONS = ("get_current", "set_current", "allocate", "free", "copy_up", "copy_down", "synchronize")
+FUNCTIONS = (
+    *("get_current", "set_current", "allocate", "free", "copy_up", "copy_down", "synchronize"),
+    *("enqueue_up", "enqueue_down", "event_record"),
+)
 
 
 class Program:
@@ -33,7 +36,7 @@ class Program:
     def __init__(self, seed, backend, pooled):
         self.random, self.pooled = random.Random(seed), pooled
         self.backend = backend
-        self.arrays, self.hosts, self.scopes, self.told = [], [], [], []
+        self.arrays, self.streams, self.told = [], [], []
 
     # -- steps: each returns what it gave ------------------------------------------------------------------------------
 
@@ -149,6 +152,25 @@ class Program:
         if self.random.random() < 0.5:
             stream.close()
 
+    def enqueued(self):
+        array, gave = self.pick(), []
+        if not self.streams or self.random.random() < 0.2:
+            self.streams.append(dm.stream(non_blocking=self.random.random() < 0.3))
+        stream = self.random.choice(self.streams)
+        for _ in range(self.random.randrange(4)):
+            source, out = np.full(array.shape, 7).astype(array.dtype), np.zeros(array.shape, array.dtype)
+            if self.random.random() < 0.1:
+                source = self.host()
+            array.copy_to_device(source, stream)
+            array.copy_to_host(out, stream)
+            gave.append(self.values(out))
+        if self.random.random() < 0.5:
+            stream.synchronize()
+        if self.random.random() < 0.1:
+            self.streams.remove(stream)
+            stream.close()
+        return [*gave, len(current_open_device().completions.in_flight)]
+
     def used_again(self):
         choose = self.random.choice
         for name in CONTEXT:  # where the core cannot look at a spare handle, Python does once more
@@ -224,7 +246,7 @@ class Program:
     STEPS = (
         [upload] * 8 + [many] * 2 + [allocate] * 4 + [drop] * 3 + [forget] * 4 + [free] * 3 + [download] * 5 + [download_into] * 5
         + [upload_into] * 5 + [part] * 6 + [reshape] * 4 + [on_a_stream, bound, current_stream, scoped, deferred]
-        + [used_again] * 5
+        + [used_again] * 5 + [enqueued] * 8
         + [registered, elsewhere, trim, looked_at] + [fail] * 2 + [exchanged, exported] * 2
     )  # fmt: skip
 

@@ -17,9 +17,9 @@ from devmem.spi.types import Capability, DeviceInfo, Exchange
 
 NAMES = (
     *("get_current", "set_current", "allocate", "free", "copy_up", "copy_down", "synchronize"),
-    *("stream_query", "event_query", "event_record", "capture_mode", "is_capturing"),
+    *("stream_query", "event_query", "event_record", "capture_mode", "is_capturing", "enqueue_up", "enqueue_down"),
 )
-OUT_OF_MEMORY, CURRENT, RELAXED = 2, 7, 2
+OUT_OF_MEMORY, CURRENT, RELAXED, NOT_READY = 2, 7, 2, 600
 _WORD, _SIZE, _POINTER = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
 _OUT = ctypes.POINTER(_WORD)
 TYPES = {
@@ -35,10 +35,13 @@ TYPES = {
     "event_record": ctypes.CFUNCTYPE(ctypes.c_int, _WORD, _WORD),
     "capture_mode": ctypes.CFUNCTYPE(ctypes.c_int, _OUT),
     "is_capturing": ctypes.CFUNCTYPE(ctypes.c_int, _WORD, _OUT),
+    "enqueue_up": ctypes.CFUNCTYPE(ctypes.c_int, _WORD, _POINTER, _SIZE, _WORD),
+    "enqueue_down": ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, _WORD, _SIZE, _WORD),
 }
 #: With the flag COPIES_TAKE_STREAM: the kind and the stream come too.
 COPIES = {
-    name: ctypes.CFUNCTYPE(ctypes.c_int, _WORD, _WORD, _SIZE, ctypes.c_int, _WORD) for name in ("copy_up", "copy_down")
+    name: ctypes.CFUNCTYPE(ctypes.c_int, _WORD, _WORD, _SIZE, ctypes.c_int, _WORD)
+    for name in ("copy_up", "copy_down", "enqueue_up", "enqueue_down")
 }
 
 
@@ -54,6 +57,8 @@ class TableDriver:
         self.calls, self.failing, self.current, self.memory = [], {}, CURRENT, {}
         self.capture = threading.local()  # each thread has a mode of its own
         self.capturing_streams = set()
+        #: Events that have not passed yet; with True in it none has.
+        self.running = set()
         self.table_blocks, self.next = {}, 1 << 20
         self.table = DriverTable(TABLE_VERSION, TableFlags.USABLE, CURRENT, 3, 1, RELAXED)
         types = TYPES | COPIES if copies_take_stream else TYPES
@@ -124,6 +129,20 @@ class TableDriver:
             ctypes.memmove(to, source, nbytes)
         return status
 
+    def _enqueue_up(self, to, source, nbytes, *kind_and_stream):
+        return self._enqueue("enqueue_up", to, source, nbytes, *kind_and_stream)
+
+    def _enqueue_down(self, to, source, nbytes, *kind_and_stream):
+        return self._enqueue("enqueue_down", to, source, nbytes, *kind_and_stream)
+
+    def _enqueue(self, name, to, source, nbytes, *kind_and_stream):
+        *kind, stream = kind_and_stream
+        assert kind == ([1 if name == "enqueue_up" else 2] if self.table.flags & TableFlags.COPIES_TAKE_STREAM else [])
+        status = self.saw(name, nbytes, stream)
+        if not status:
+            ctypes.memmove(to, source, nbytes)
+        return status
+
     def _synchronize(self, stream):
         return self.saw("synchronize", stream)
 
@@ -132,10 +151,10 @@ class TableDriver:
 
     def _event_query(self, event):
         assert getattr(self.capture, "mode", 0) == RELAXED
-        return self.saw("event_query", event)
+        return self.saw("event_query", int(event)) or (NOT_READY if self.running & {event, True} else 0)
 
     def _event_record(self, event, stream):
-        return self.saw("event_record", event, stream)
+        return self.saw("event_record", int(event), stream)  # not the object, which goes back by itself
 
     def _capture_mode(self, mode):
         mode[0], self.capture.mode = getattr(self.capture, "mode", 0), mode[0]
@@ -181,9 +200,12 @@ class TableDriver:
         if name is None:
             self.saw("copy_on_device", nbytes)
             ctypes.memmove(dst, src, nbytes)
-        else:
+        elif blocking:
             self.checked(name, dst, src, nbytes)
-        return False
+        else:
+            numbers = [1 + (name == "copy_down")] if self.table.flags & TableFlags.COPIES_TAKE_STREAM else []
+            self.checked(name.replace("copy", "enqueue"), dst, src, nbytes, *numbers, stream)
+        return name is not None and not blocking
 
     def fill(self, dst, value, width, count, stream):
         self.saw("fill", count)

@@ -85,13 +85,15 @@ class LaneAnswers:
         chosen = opened.streams.legacy if stream is None else stream
         try:
             self.refused(call, status)
-        except BackendError:
-            if call not in (*UPLOADS, *DOWNLOADS) or not (segments or changed):
+        except DevmemError as error:
+            again = isinstance(error, BackendError) and call in (*UPLOADS, *DOWNLOADS) and (segments or changed)
+            if not again and not blocking:
                 with CurrentDevice(opened.handle):
-                    if not blocking and call == RECORD:
+                    if call == RECORD:
                         opened.completions.wait_or_leak(chosen, host)
-                    elif not blocking:
+                    elif isinstance(error, BackendError):
                         copies.submitter.explain(host, chosen)
+            if not again:
                 raise
         with CurrentDevice(opened.handle):
             copy = copies.upload if call in UPLOADS else copies.download

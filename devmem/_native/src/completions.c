@@ -60,7 +60,8 @@ int let_go_of_passed(struct lane *lane) {
         while (passed && found > 0 && (entry = first_of(lane->completing, stream, &queue))) {
             /* The entry keeps the event from being recorded anew. */
             PyObject *event = PyTuple_CheckExact(entry) ? PyTuple_GetItem(entry, 0) : NULL;
-            int status = event && count < MOST_PASSED && is_open(lane) ? query_event(lane, PyLong_AsUnsignedLongLong(event)) : -1;
+            uint64_t number = event && PyLong_Check(event) ? PyLong_AsUnsignedLongLong(event) : 0;
+            int status = number && count < MOST_PASSED && is_open(lane) ? query_event(lane, number) : -1;
             passed = status == 0;
             if (passed && take_first(lane->completing, stream, entry))
                 gone[count++] = entry;

@@ -315,6 +315,9 @@ static struct lane *lane_of(PyObject *object, bool named) {
 /* Whether an argument may be a stream on which a copy is enqueued, and not waited for. */
 static bool is_named(PyObject *stream) { return PyObject_TypeCheck(stream, stream_type); }
 
+/* Whether a block was used on other streams than its home. */
+static bool others(const struct allocation_state *block) { return block->streams && PyDict_Check(block->streams); }
+
 /* What a copy on a named stream keeps: (an event that is to be recorded behind it, (the host side,)). NULL, with or without an exception,
  * where the block was not used on the stream before, or there is no event at hand: Python sees to that. */
 static PyObject *kept_behind(struct lane *lane, const struct allocation_state *block, PyObject *stream, PyObject *host, struct work *work) {
@@ -328,7 +331,7 @@ static PyObject *kept_behind(struct lane *lane, const struct allocation_state *b
     work->event = event ? PyLong_AsUnsignedLongLong(number) : 0;
     Py_DECREF(number);
     Py_XDECREF(event);
-    bool used = block->home == stream || (PyDict_Check(block->streams) && PyDict_Contains(block->streams, stream) == 1);
+    bool used = block->home == stream || (others(block) && PyDict_Contains(block->streams, stream) == 1);
     if (entry && (!used || !is_own_stream(lane, stream, &work->on)))
         Py_CLEAR(entry);
     return entry;
@@ -341,7 +344,7 @@ static bool note(struct lane *lane, const struct allocation_state *block, PyObje
         return false;
     }
     /* Once more: another thread may have taken the stream for one that has passed. */
-    return block->home == stream || !PyDict_Check(block->streams) || PyDict_SetItem(block->streams, stream, Py_None) == 0;
+    return block->home == stream || !others(block) || PyDict_SetItem(block->streams, stream, Py_None) == 0;
 }
 
 /* Copy between an array and an ndarray of its shape and dtype, on a stream if one is named: 1, 0, or -1 with an exception. */
@@ -367,8 +370,8 @@ static int copy(struct lane *lane, PyObject *object, PyObject *host, bool up, Py
         go = free_now(lane, &frees) < 0 || PyErr_Occurred() ? -1 : 0;
     else if (go > 0) {
         status = perform(lane, &work, &frees);
-        if ((work.recorded && !note(lane, block, stream, entry)) | (settle(lane, &frees) < 0))
-            go = -1;
+        bool lost = work.recorded && !note(lane, block, stream, entry);
+        go = settle(lane, &frees) < 0 || lost ? -1 : 1;
         if (!status)
             count(counter, &work);
     }

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import devmem as dm
+from devmem import _native
 from devmem.backends.cuda.hooks import CudaBackend
 from devmem.testing import emulator
 
@@ -94,6 +96,22 @@ def test_upload_on_a_stream(count: Count, entering: dict[str, int]) -> None:
         stream.synchronize()
         seen = count(lambda: dm.to_device(DATA, stream=stream))
         assert seen == {**copied, "cuPointerGetAttribute": 1, "cuStreamIsCapturing": 1}
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_copies_on_a_stream(locked: bool, count: Count, entering: dict[str, int]) -> None:
+    """The compiled core keeps the host side behind an event, whatever memory it is; Python asks what it is first."""
+    array, stream = dm.to_device(DATA), dm.stream()
+    host: Any = dm.pinned_array(1000, np.int32) if locked else np.zeros(1000, np.int32)
+    array.copy_to_device(dm.pinned_array(1000, np.int32), stream)  # the event is made
+    asked = {"cuMemHostGetFlags": 1} | ({} if locked else {"cuPointerGetAttribute": 1})
+    kept = {"cuEventRecord": 1}
+    if _native.core is None:
+        kept = asked | (kept if locked else {"cuStreamIsCapturing": 1})
+    for copy, call in ((array.copy_to_device, "HtoD"), (array.copy_to_host, "DtoH")):
+        stream.synchronize()
+        assert count(partial(copy, host, stream)) == {**entering, f"cuMemcpy{call}Async": 1, **kept}
+    stream.synchronize()
 
 
 def test_device_array_makes_one_allocation(count: Count, entering: dict[str, int]) -> None:

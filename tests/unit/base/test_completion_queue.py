@@ -9,13 +9,27 @@ from types import SimpleNamespace
 
 import pytest
 
+from devmem import _native
 from devmem._core.ordering import completions
-from devmem._core.ordering.completions import CompletionQueue, EventPool
+from devmem._core.ordering.completions import CompletionQueue, EventPool, EventQueues
 
 FILE = completions.__file__
 
 
-def of_a_driver(query):
+@pytest.fixture(params=["Python", "compiled"])
+def of_a_driver(request):
+    if request.param == "compiled" and _native.core is None:
+        pytest.skip(_native.why)
+
+    def make(query):
+        queue = made(query)
+        queue.waiting = EventQueues(queue.lock) if request.param == "Python" else _native.core.EventQueues()
+        return queue
+
+    return make
+
+
+def made(query):
     handles = iter(range(1, 1 << 20))
     driver = SimpleNamespace(
         event_create=lambda timing: next(handles),
@@ -26,7 +40,7 @@ def of_a_driver(query):
     return CompletionQueue(EventPool(SimpleNamespace(driver=driver)))
 
 
-def test_a_finalizer_that_polls_does_not_lose_a_payload(at_point):
+def test_a_finalizer_that_polls_does_not_lose_a_payload(at_point, of_a_driver):
     queue = of_a_driver(lambda event: False)
 
     def poll():
@@ -42,7 +56,7 @@ def test_a_finalizer_that_polls_does_not_lose_a_payload(at_point):
     assert number > 5
 
 
-def test_what_a_failed_query_has_left_is_forgotten_with_the_rest():
+def test_what_a_failed_query_has_left_is_forgotten_with_the_rest(of_a_driver):
     answers, payloads = [True], [{1}, {2}]
     queue = of_a_driver(lambda event: answers.pop())  # the second one fails
     gone = [weakref.ref(each) for each in payloads]

@@ -72,5 +72,7 @@ def test_the_interpreters_functions_are_called_without_a_table_of_jumps():
 
 
 def test_it_is_small_enough_to_read():
-    texts = [re.sub(r"/\*.*?\*/", "", path.read_text(encoding="utf-8"), flags=re.DOTALL) for path in SOURCES.iterdir()]
-    assert sum(bool(line.strip()) for text in texts for line in text.splitlines()) <= 2500  # of code
+    texts = {path.name: re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL) for path in SOURCES.iterdir()}
+    lines = {name: sum(bool(line.strip()) for line in text.splitlines()) for name, text in texts.items()}
+    assert lines.pop("numbers.c") <= 250  # the simulator's
+    assert sum(lines.values()) <= 2500  # of code

@@ -52,6 +52,7 @@ def refused(call):
 def verbs(backend):
     host, out, other = np.arange(16.0), np.empty(16), np.empty(5, "i2")
     array, empty, stream = dm.to_device(host), dm.device_array((0, 3)), dm.stream()
+    array.copy_to_device(host, stream)  # the first on a stream is Python's
     if not NUMPY_IS_VERSIONED:
         pytest.skip("NumPy before 2.1 makes no versioned capsules: devmem offers no table")
     table = Table.from_address(pointer_in(dm.DeviceNDArray.__dlpack_c_exchange_api__))
@@ -80,6 +81,12 @@ def verbs(backend):
         "stream, closed twice": lambda: [each.close() for each in [dm.stream(non_blocking=True)] * 2],
         "event": lambda: [event := dm.event(), event.record(), event.close()],
         "event on a stream": lambda: [event := dm.event(False), event.record(stream), event.close()],
+        "upload on a stream": lambda: array.copy_to_device(host, stream),
+        "download on a stream": lambda: array.copy_to_host(out, stream),
+        "copies, synchronized": lambda: [
+            *[array.copy_to_device(host, stream) for _ in range(3)],
+            stream.synchronize(),
+        ],
         "address": lambda: _native.core.address(host),
         "wrong destination": lambda: refused(lambda: array.copy_to_host(other)),
         "wrong shape": lambda: refused(lambda: array.reshape(3, 5)),
@@ -91,6 +98,7 @@ def verbs(backend):
 NAMES = ["upload", "upload, dropped", "allocate", "download", "download into", "upload into", "many", "part", "reshape"]
 NAMES += ["from_dlpack", "capsule", "unversioned capsule", "table"]
 NAMES += ["stream", "stream, closed twice", "event", "event on a stream"]
+NAMES += ["upload on a stream", "download on a stream", "copies, synchronized"]
 NAMES += ["part of nothing", "address", "wrong destination", "wrong shape", "allocation that fails", "copy that fails"]
 
 
