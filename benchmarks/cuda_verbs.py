@@ -305,7 +305,12 @@ def _(place: Place) -> Once:
 
 @case("copy_to_device, stream, synchronize", BARE)
 def _(place: Place) -> Once:
-    host, nbytes, copy, wait = dm.pinned_array(ELEMENTS), place.host.nbytes, cu.cuMemcpyHtoDAsync, cu.cuStreamSynchronize
+    host, nbytes, copy, wait = (
+        dm.pinned_array(ELEMENTS),
+        place.host.nbytes,
+        cu.cuMemcpyHtoDAsync,
+        cu.cuStreamSynchronize,
+    )
     _, ptr = cu.cuMemAlloc(nbytes)
     _, stream = cu.cuStreamCreate(0)
 

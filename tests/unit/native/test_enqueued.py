@@ -181,7 +181,9 @@ def test_other_streams_are_pythons(backend, array, stream, of):
         with pytest.raises(dm.LayoutError, match="cannot order work"):
             array.copy_to_device(np.zeros(16), other)
     else:
-        array.copy_to_device(np.zeros(16), dm.legacy_default_stream() if of == "legacy" else dm.external_stream(1 << 20))
+        array.copy_to_device(
+            np.zeros(16), dm.legacy_default_stream() if of == "legacy" else dm.external_stream(1 << 20)
+        )
     assert compiled() == before
 
 
