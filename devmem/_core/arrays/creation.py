@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from ..._native import core
 from ...spi.errors import DevmemError, LayoutError
 from ...spi.types import AllocFlags, MemoryKind
 from ..base.address import address, extent
@@ -61,7 +62,8 @@ def upload(opened: OpenDevice, src: npt.NDArray[Any], stream: StreamLike, copy: 
             chosen.check_waitable()
         array = new(opened, shape, dtype, strides, chosen, src.nbytes, chosen if stream else None)
         try:
-            opened.copies.upload(array, src, chosen, not stream, copy)
+            if core is None or not stream or core.upload_into(array, src, chosen) is None:
+                opened.copies.upload(array, src, chosen, not stream, copy)
             if chosen.external:
                 array.allocation.after_use(chosen)
         except BaseException:

@@ -111,6 +111,7 @@ def block():
     """Device memory of 4096 bytes, zeroed."""
     address = u64(out(rt.cudaMalloc, size(4096)))
     ok(rt.cudaMemset(address, 0, size(4096)))
+    ok(rt.cudaStreamSynchronize(u64(LEGACY)))  # or it may come after what a non-blocking stream does
     yield address
     ok(rt.cudaFree(address))
 
