@@ -83,7 +83,8 @@ def right(name, objects):
         "beside": [array.open_device, allocation, 4096, None, allocation, *lists], "adopt": [array],
         "export": [array, None, (1, 0), None, None], "take_stream": [0, False], "take_event": [True],
         "record_event": [event, stream], "close_stream": [stream], "close_event": [event], "synchronize": [stream],
-        "upload_into, on a stream": [array, np.arange(16.0), stream], "download, on a stream": [array, np.zeros(16), stream, False],
+        "upload_into, on a stream": [array, np.arange(16.0), stream],
+        "download, on a stream": [array, np.zeros(16), stream, False],
     }[name]  # fmt: skip
 
 

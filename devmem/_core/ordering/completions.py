@@ -232,7 +232,7 @@ class CompletionTracker:
         if (stream.external or stream.recorder is not None) and self.keep_if_captured(stream, *keep):
             return
         try:
-            self._queue.add(stream, stream.handle, keep)
+            self.in_flight.enter(stream, (self.events.record(stream.handle), keep))
         except BaseException:
             self.wait_or_leak(stream, keep)
             raise

@@ -1,6 +1,6 @@
 /* Payloads behind events, by stream: what `CompletionQueue` waits with, and how verbs of the core let go of what has passed.
  *
- * Whoever enters something in the table, takes it out, or takes empty queues out, does so in one step, in which no Python runs: another
+ * To enter something in the table, to take it out and to take empty queues out is one step each, in which no Python runs: another
  * thread, a signal's handler and a finalizer find it whole. Payloads are let go of behind the last step, because that may run anything.
  */
 #include "native.h"

@@ -340,7 +340,7 @@ static PyObject *kept_behind(struct lane *lane, const struct allocation_state *b
 /* Note a copy that was enqueued, whatever came of the call; false with an exception. */
 static bool note(struct lane *lane, const struct allocation_state *block, PyObject *stream, PyObject *entry) {
     if (!enter_last(lane->completing, stream, entry)) {
-        Py_INCREF(entry); /* for good: nobody would know when it may be let go of */
+        Py_INCREF(entry); /* for good: nothing would tell when it has passed */
         return false;
     }
     /* Once more: another thread may have taken the stream for one that has passed. */
