@@ -344,9 +344,10 @@ static PyObject *record_event(PyObject *Py_UNUSED(module), PyObject *const *argu
 /* handles(Stream, its closed class, its record's, how many are kept; the same of events; partial, what does nothing) */
 static PyObject *handles(PyObject *Py_UNUSED(module), PyObject *arguments) {
     PyObject *stream, *without_stream, *of_stream, *event, *without_event, *of_event, *make, *no;
+    Py_ssize_t streams, events;
     if (!PyArg_ParseTuple(arguments, "O!O!O!nO!O!O!nOO:handles", &PyType_Type, &stream, &PyType_Type, &without_stream, &PyType_Type,
-                          &of_stream, &most_streams, &PyType_Type, &event, &PyType_Type, &without_event, &PyType_Type, &of_event,
-                          &most_events, &make, &no))
+                          &of_stream, &streams, &PyType_Type, &event, &PyType_Type, &without_event, &PyType_Type, &of_event,
+                          &events, &make, &no))
         return NULL;
     if (!PyType_IsSubtype((PyTypeObject *)stream, stream_type) || !PyType_IsSubtype((PyTypeObject *)event, event_type) ||
         !PyType_IsSubtype((PyTypeObject *)of_stream, record_type) || !PyType_IsSubtype((PyTypeObject *)of_event, record_type)) {
@@ -355,6 +356,8 @@ static PyObject *handles(PyObject *Py_UNUSED(module), PyObject *arguments) {
     }
     set_field((PyObject **)&handle_of_stream, of_stream);
     set_field((PyObject **)&handle_of_event, of_event);
+    most_streams = streams;
+    most_events = events;
     set_field(&closed_stream, without_stream);
     set_field(&closed_event, without_event);
     set_field(&partial, make);
