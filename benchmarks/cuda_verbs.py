@@ -211,6 +211,18 @@ def _(place: Place) -> Once:
     return lambda: array[3:9]
 
 
+@case("d[3]", DEVMEM)
+def _(place: Place) -> Once:
+    array = dm.to_device(place.host).reshape(4, -1)
+    return lambda: array[3]
+
+
+@case("d[3:9].copy_to_device", DEVMEM)
+def _(place: Place) -> Once:
+    array, host = dm.to_device(place.host), place.host[:6].copy()
+    return lambda: array[3:9].copy_to_device(host)
+
+
 @case("reshape", DEVMEM)
 def _(place: Place) -> Once:
     array = dm.device_array(ELEMENTS)

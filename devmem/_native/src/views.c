@@ -1,5 +1,7 @@
-/* Views: slices of the first axis, and reshapes of contiguous arrays. Nothing is asked of the device. */
+/* Views: slices of the first axis, rows, and reshapes of contiguous arrays. Nothing is asked of the device. */
 #include "native.h"
+
+#include <string.h>
 
 static PyObject *name_itemsize;
 
@@ -72,13 +74,13 @@ static int layout(PyObject *object, Py_ssize_t *shape, Py_ssize_t *strides, Py_s
     return integers(array->strides, strides) == count ? count : -1;
 }
 
-/* An array of the same class over the same memory. */
+/* An array of the same class over the same memory; without strides it is contiguous. */
 static PyObject *view(PyObject *object, Py_ssize_t offset, const Py_ssize_t *shape, const Py_ssize_t *strides, int count) {
     struct array_state *array = (struct array_state *)object;
     bool no_elements = false;
     for (int axis = 0; axis < count; axis++)
         no_elements |= shape[axis] == 0;
-    PyObject *lengths = tuple_of(shape, count), *steps = tuple_of(strides, count);
+    PyObject *lengths = tuple_of(shape, count), *steps = strides ? tuple_of(strides, count) : none();
     uint64_t ptr = no_elements ? 0 : array->ptr + (uint64_t)offset;
     PyObject *made = NULL;
     if (lengths && steps)
@@ -88,23 +90,30 @@ static PyObject *view(PyObject *object, Py_ssize_t offset, const Py_ssize_t *sha
     return made;
 }
 
-/* part(array, slice): the view of a slice of the first axis, or None. */
+/* part(array, key): the view of a slice of the first axis, or of one of several rows, or None. */
 static PyObject *part(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
-    Py_ssize_t shape[MOST_AXES], strides[MOST_AXES], itemsize, start, stop, step;
-    if (given != 2 || Py_TYPE(arguments[1]) != &PySlice_Type)
+    Py_ssize_t shape[MOST_AXES], strides[MOST_AXES], expected[MOST_AXES], itemsize, start, stop, step = 1, offset;
+    bool row = given == 2 && PyLong_CheckExact(arguments[1]);
+    if (!row && (given != 2 || Py_TYPE(arguments[1]) != &PySlice_Type))
         return none();
     int count = layout(arguments[0], shape, strides, &itemsize);
-    if (count < 1)
+    if (count < 1 + row)
         return count == -2 ? NULL : none();
-    if (PySlice_Unpack(arguments[1], &start, &stop, &step) < 0)
+    if (row)
+        start = PyLong_AsSsize_t(arguments[1]);
+    if (row ? PyErr_Occurred() || start >= shape[0] || start < -shape[0] : PySlice_Unpack(arguments[1], &start, &stop, &step) < 0)
         return python_goes_on() ? none() : NULL; /* Python says what is wrong with it */
     if (step > PY_SSIZE_T_MAX / 2 || step < -PY_SSIZE_T_MAX / 2) /* it was cut to what fits */
         return none();
-    Py_ssize_t length = PySlice_AdjustIndices(shape[0], &start, &stop, step), offset;
+    if (row)
+        start += start < 0 ? shape[0] : 0;
+    else
+        shape[0] = PySlice_AdjustIndices(shape[0], &start, &stop, step);
     if (__builtin_mul_overflow(start, strides[0], &offset) || __builtin_mul_overflow(strides[0], step, &strides[0]))
         return none();
-    shape[0] = length;
-    return view(arguments[0], length ? offset : 0, shape, strides, count);
+    count -= row;
+    bool contiguous = packed(shape + row, count, itemsize, expected) && !memcmp(strides + row, expected, (size_t)count * sizeof *strides);
+    return view(arguments[0], shape[0] ? offset : 0, shape + row, contiguous ? NULL : strides + row, count);
 }
 
 /* reshaped(array, lengths): the view of a contiguous array with another shape, or None. */
@@ -138,7 +147,7 @@ static PyObject *reshaped(PyObject *Py_UNUSED(module), PyObject *const *argument
     }
     if (known != size || !packed(wanted, axes, itemsize, strides))
         return none();
-    return view(arguments[0], 0, wanted, strides, axes);
+    return view(arguments[0], 0, wanted, NULL, axes);
 }
 
 static PyMethodDef functions[] = {
