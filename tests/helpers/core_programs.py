@@ -135,7 +135,18 @@ class Program:
             slice(10**30),
         ]
         key = choose(
-            [*kept, 0, 1, -1, (slice(1), 0), slice("a"), slice(None, None, 0), Ellipsis, None, slice(None, None, -(10**20))]
+            [
+                *kept,
+                0,
+                1,
+                -1,
+                (slice(1), 0),
+                slice("a"),
+                slice(None, None, 0),
+                Ellipsis,
+                None,
+                slice(None, None, -(10**20)),
+            ]
         )
         found = array[key]
         return self.keep(found) if isinstance(found, dm.DeviceNDArray) else repr(found)

@@ -26,6 +26,7 @@ from ..base.device_handle import CurrentDevice
 from ..base.scopes import deferral
 from ..memory.direct import StreamOrderedMemory
 from ..memory.heap import Heap
+from ..ordering.completions import leaked
 from ..ordering.stream import Stream
 from ..telemetry.copy_statistics import TIMED_FROM
 
@@ -75,29 +76,35 @@ class LaneAnswers:
     ) -> None:
         """Raise for a failing copy; where memory beside its host side was locked meanwhile, it is made again, and cut there.
 
-        It may be unlocked again by now: any change of the locks since the last failing copy counts. Of a copy on a stream for
-        which no event could be had, the stream is waited for instead.
+        It may be unlocked again by now: any change of the locks since the last failing copy counts.
         """
         opened = self.opened
         segments = opened.page_locks.segments
         changed, self.segments = segments is not self.segments, segments
         copies, blocking = opened.copies, stream is None
         chosen = opened.streams.legacy if stream is None else stream
+        if not blocking and call == RECORD:
+            self.wait(chosen, host)
         try:
             self.refused(call, status)
-        except DevmemError as error:
-            again = isinstance(error, BackendError) and call in (*UPLOADS, *DOWNLOADS) and (segments or changed)
-            if not again and not blocking:
-                with CurrentDevice(opened.handle):
-                    if call == RECORD:
-                        opened.completions.wait_or_leak(chosen, host)
-                    elif isinstance(error, BackendError):
+        except BackendError:
+            if call not in (*UPLOADS, *DOWNLOADS) or not (segments or changed):
+                if not blocking:
+                    with CurrentDevice(opened.handle):
                         copies.submitter.explain(host, chosen)
-            if not again:
                 raise
         with CurrentDevice(opened.handle):
             copy = copies.upload if call in UPLOADS else copies.download
             copy(array, host, chosen, blocking)
+
+    def wait(self, stream: Stream, host: npt.NDArray[Any]) -> None:
+        """Wait for a stream that has a copy without an event behind it; the host side is kept for good where that fails."""
+        try:
+            with CurrentDevice(self.opened.handle):
+                self.opened.completions.wait_or_leak(stream, host)
+        except BaseException:
+            leaked.append(host)
+            raise
 
     def capturing(self) -> bool:
         """Whether a graph is captured on a stream of the device, so that nothing may be freed."""

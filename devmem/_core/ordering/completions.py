@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from ..._native import core
@@ -150,7 +150,7 @@ class EventQueues(dict[K, deque[tuple[int, T]]]):
     def tidy(self) -> None:
         """Take out streams that have nothing."""
         with self._lock:
-            for key in () if self._entering else [key for key, queue in self.items() if not queue]:
+            for key in () if self._entering else [key for key, queue in list(self.items()) if not queue]:
                 if key in self and not self[key]:  # no handler of a signal comes before the next line
                     self.pop(key)
 
@@ -186,13 +186,14 @@ class CompletionQueue(Generic[K, T]):
                     event, _ = first = queue[0]  # which keeps the event from being recorded anew
                 except IndexError:  # another thread has taken the last one
                     break
-                into: list[Any] = self._completed
+                captured = False
                 try:
                     if not query(event):  # nor have those behind it: events of one stream complete in order
                         break
                 except UnsupportedError:  # it was recorded into a captured graph
-                    into = leaked
-                self.waiting.take(key, first, into)
+                    captured = True
+                # Not read before the query: another thread may have taken what was there.
+                self.waiting.take(key, first, cast("list[T]", leaked) if captured else self._completed)
         found, self._completed = self._completed, []
         self.waiting.tidy()  # last: as long as something is to be let go of, the queue has something waiting
         return found

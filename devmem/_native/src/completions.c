@@ -82,19 +82,15 @@ int let_go_of_passed(struct lane *lane) {
 
 /* enter(stream, (event, payload)) */
 static PyObject *enter(PyObject *self, PyObject *const *arguments, Py_ssize_t given) {
-    if (given != 2 || !PyTuple_CheckExact(arguments[1]) || PyTuple_Size(arguments[1]) != 2) {
-        PyErr_SetString(PyExc_TypeError, "enter() takes a stream and (event, payload)");
-        return NULL;
-    }
+    if (given != 2 || !PyTuple_CheckExact(arguments[1]) || PyTuple_Size(arguments[1]) != 2)
+        return PyErr_Format(PyExc_TypeError, "enter() takes a stream and (event, payload)");
     return enter_last(self, arguments[0], arguments[1]) ? none() : NULL;
 }
 
 /* take(stream, (event, payload), list): whether it was the first of the stream's; then its payload is in the list */
 static PyObject *take(PyObject *self, PyObject *const *arguments, Py_ssize_t given) {
-    if (given != 3 || !PyTuple_CheckExact(arguments[1]) || PyTuple_Size(arguments[1]) != 2 || !PyList_CheckExact(arguments[2])) {
-        PyErr_SetString(PyExc_TypeError, "take() takes a stream, (event, payload) and a list");
-        return NULL;
-    }
+    if (given != 3 || !PyTuple_CheckExact(arguments[1]) || PyTuple_Size(arguments[1]) != 2 || !PyList_CheckExact(arguments[2]))
+        return PyErr_Format(PyExc_TypeError, "take() takes a stream, (event, payload) and a list");
     PyObject *queue, *first = first_of(self, arguments[0], &queue);
     Py_XDECREF(first);
     if (first != arguments[1])

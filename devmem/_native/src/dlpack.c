@@ -509,10 +509,8 @@ static PyObject *exchange(PyObject *Py_UNUSED(module), PyObject *arguments) {
     Py_ssize_t at = 0;
     if (!PyArg_ParseTuple(arguments, "OO!OOOOO:exchange", &class, &PyDict_Type, &known, &check, &out, &in, &make, &stream))
         return NULL;
-    if (!PyType_Check(class) || !PyType_IsSubtype((PyTypeObject *)class, allocation_type)) {
-        PyErr_SetString(PyExc_TypeError, "the class of foreign allocations is a subclass of AllocationState");
-        return NULL;
-    }
+    if (!PyType_Check(class) || !PyType_IsSubtype((PyTypeObject *)class, allocation_type))
+        return PyErr_Format(PyExc_TypeError, "the class of foreign allocations is a subclass of AllocationState");
     for (type_count = 0; type_count < MOST_TYPES && PyDict_Next(known, &at, &dtype, &pair); type_count++) {
         int code, bits;
         if (!PyArg_ParseTuple(pair, "ii", &code, &bits))

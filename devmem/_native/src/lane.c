@@ -341,7 +341,8 @@ int free_now(struct lane *lane, struct frees *frees) {
     enum table_call call;
     if (!frees->count)
         return 0;
-    in_device(lane, free_all, frees, &call);
+    if (is_open(lane))
+        in_device(lane, free_all, frees, &call);
     return settle(lane, frees);
 }
 

@@ -254,9 +254,10 @@ int let_go_of_passed(struct lane *lane);
 
 /* -- streams.c ------------------------------------------------------------------------------------------------------------ */
 
-extern Py_ssize_t most_events; /* that are kept for the next use */
 /* The number of a stream of devmem's own on which nothing is recorded: whether the stream is one, of the lane's device. */
 bool is_own_stream(struct lane *lane, PyObject *stream, uint64_t *found);
+/* Wait for a stream, unless a graph is captured on it; false with an exception. */
+bool wait_for(PyObject *stream);
 /* The status of an event, in the device. */
 int query_event(struct lane *lane, uint64_t event);
 

@@ -126,10 +126,8 @@ static PyType_Spec owned_spec = {
 
 /* owned_class(allocation class): its subclass with the finalizer. */
 static PyObject *owned_class(PyObject *Py_UNUSED(module), PyObject *base) {
-    if (!PyType_Check(base) || !PyType_IsSubtype((PyTypeObject *)base, allocation_type)) {
-        PyErr_SetString(PyExc_TypeError, "owned_class() takes a subclass of AllocationState");
-        return NULL;
-    }
+    if (!PyType_Check(base) || !PyType_IsSubtype((PyTypeObject *)base, allocation_type))
+        return PyErr_Format(PyExc_TypeError, "owned_class() takes a subclass of AllocationState");
     PyObject *bases = PyTuple_Pack(1, base);
     PyObject *made = bases ? PyType_FromSpecWithBases(&owned_spec, bases) : NULL;
     Py_XDECREF(bases);

@@ -9,8 +9,7 @@
 /* The classes of streams and events, of closed ones, and of the records of their handles. */
 static PyTypeObject *stream_class, *event_class, *handle_of_stream, *handle_of_event;
 static PyObject *closed_stream, *closed_event, *partial, *nothing;
-static Py_ssize_t most_streams;
-Py_ssize_t most_events;
+static Py_ssize_t most_streams, most_events;
 static PyObject *name_append, *name_appendleft, *name_class, *name_popleft, *name_stream_tables;
 
 /* The handle of a record that is in its table, and a new reference to its number; NULL, without an exception, where it is not. */
@@ -72,9 +71,11 @@ static PyObject *take(struct lane *lane, PyObject *by_key, PyObject *key, PyType
     PyObject *kept = PyDict_GetItemWithError(by_key, key), *record = NULL;
     struct frees frees;
     *number = NULL;
-    if (!kept || PyObject_Size(kept) <= 0 || !is_open(lane) || safe_point(lane, &frees) <= 0)
+    Py_XINCREF(kept);
+    if (!kept || PyObject_Size(kept) <= 0 || !is_open(lane) || safe_point(lane, &frees) <= 0) {
+        Py_XDECREF(kept);
         return NULL;
-    Py_INCREF(kept);
+    }
     bool passed = false;
     enum table_call call = class == handle_of_stream ? STREAM_QUERY : EVENT_QUERY;
     uint64_t handle = 0;
@@ -283,6 +284,12 @@ static PyObject *synchronize(PyObject *Py_UNUSED(module), PyObject *stream) {
     return passed > 0 ? PyBool_FromLong(1) : PyErr_Occurred() ? NULL : none();
 }
 
+bool wait_for(PyObject *stream) {
+    PyObject *done = synchronize(NULL, stream);
+    Py_XDECREF(done);
+    return done;
+}
+
 /* close_event(event): True when its handle is kept, or None. */
 static PyObject *close_event(PyObject *Py_UNUSED(module), PyObject *event) {
     PyObject *record, *number, *result = NULL;
@@ -350,10 +357,8 @@ static PyObject *handles(PyObject *Py_UNUSED(module), PyObject *arguments) {
                           &events, &make, &no))
         return NULL;
     if (!PyType_IsSubtype((PyTypeObject *)stream, stream_type) || !PyType_IsSubtype((PyTypeObject *)event, event_type) ||
-        !PyType_IsSubtype((PyTypeObject *)of_stream, record_type) || !PyType_IsSubtype((PyTypeObject *)of_event, record_type)) {
-        PyErr_SetString(PyExc_TypeError, "streams, events and records are subclasses of StreamState, EventState and RecordState");
-        return NULL;
-    }
+        !PyType_IsSubtype((PyTypeObject *)of_stream, record_type) || !PyType_IsSubtype((PyTypeObject *)of_event, record_type))
+        return PyErr_Format(PyExc_TypeError, "streams, events and records are subclasses of StreamState, EventState and RecordState");
     set_field((PyObject **)&handle_of_stream, of_stream);
     set_field((PyObject **)&handle_of_event, of_event);
     most_streams = streams;

@@ -322,7 +322,7 @@ static bool others(const struct allocation_state *block) { return block->streams
  * where the block was not used on the stream before, or there is no event at hand: Python sees to that. */
 static PyObject *kept_behind(struct lane *lane, const struct allocation_state *block, PyObject *stream, PyObject *host, struct work *work) {
     Py_ssize_t count = PyList_Size(lane->passed);
-    if (count <= 0 || count > most_events)
+    if (count <= 0)
         return NULL;
     PyObject *number = Py_NewRef(PyList_GetItem(lane->passed, count - 1)), *event = NULL;
     if (PyList_SetSlice(lane->passed, count - 1, count, NULL) == 0) /* no Python has run: it is ours alone */
@@ -358,7 +358,8 @@ static int copy(struct lane *lane, PyObject *object, PyObject *host, bool up, Py
     if (!dtype)
         return -1;
     Py_DECREF(dtype);
-    if (dtype != array->dtype || !is_unlocked(lane) || (stream && (!lane->table->enqueue_up || stream == lane->legacy)) || !small_buffer(lane, host, dtype, up ? 0 : PyBUF_WRITABLE, &view))
+    if (dtype != array->dtype || !is_unlocked(lane) || (stream && (!lane->table->enqueue_up || stream == lane->legacy)) ||
+        !small_buffer(lane, host, dtype, up ? 0 : PyBUF_WRITABLE, &view))
         return 0;
     struct counter *counter = up ? &lane->up : &lane->down;
     struct work work = {.address = array->ptr, .host = view.buf, .nbytes = (size_t)view.len, .up = up,
@@ -366,22 +367,26 @@ static int copy(struct lane *lane, PyObject *object, PyObject *host, bool up, Py
     int status = 0, go = has_shape(array->shape, &view) && is_open(lane) ? safe_point(lane, &frees) : 0;
     if (go > 0 && stream)
         entry = kept_behind(lane, block, stream, host, &work);
-    if (go > 0 && (!is_open(lane) || block->freed || (stream && !entry)))
+    if (go > 0 && (!is_open(lane) || block->freed || (stream && !(entry && is_unlocked(lane)))))
         go = free_now(lane, &frees) < 0 || PyErr_Occurred() ? -1 : 0;
     else if (go > 0) {
         status = perform(lane, &work, &frees);
-        bool lost = work.recorded && !note(lane, block, stream, entry);
+        /* Memory on pages that were locked meanwhile is not read or written when the call returns. */
+        bool lost = work.recorded && (!note(lane, block, stream, entry) || (!is_unlocked(lane) && !wait_for(stream)));
         go = settle(lane, &frees) < 0 || lost ? -1 : 1;
         if (!status)
             count(counter, &work);
     }
     PyBuffer_Release(&view);
-    Py_XDECREF(entry);
-    if (go > 0 && status) {
+    bool asked = go > 0 && status;
+    if (asked) {
         PyObject *answer = PyObject_CallFunction(lane->once_more, "iiOOO", (int)work.failed, status, object, host, stream ? stream : Py_None);
         Py_XDECREF(answer);
-        return answer ? 1 : -1;
+        go = answer ? 1 : -1;
     }
+    if (entry && status && work.failed == EVENT_RECORD && !(asked && PyErr_ExceptionMatches(PyExc_Exception)))
+        Py_INCREF(entry); /* it was enqueued, and neither an event nor a wait of Python's tells when it has passed */
+    Py_XDECREF(entry);
     return go;
 }
 
@@ -523,10 +528,8 @@ static PyObject *arrays(PyObject *Py_UNUSED(module), PyObject *arguments) {
     PyObject *class, *pinned, *make, *device, *known;
     if (!PyArg_ParseTuple(arguments, "OOOOO!:arrays", &class, &pinned, &make, &device, &PyDict_Type, &known))
         return NULL;
-    if (!PyType_Check(device) || !PyType_IsSubtype((PyTypeObject *)device, array_type)) {
-        PyErr_SetString(PyExc_TypeError, "the class of device arrays is a subclass of ArrayState");
-        return NULL;
-    }
+    if (!PyType_Check(device) || !PyType_IsSubtype((PyTypeObject *)device, array_type))
+        return PyErr_Format(PyExc_TypeError, "the class of device arrays is a subclass of ArrayState");
     set_field(&device_array_class, device);
     set_field(&scalars, known);
     set_field(&array_class, class);

@@ -112,7 +112,7 @@ def memref(axes: int, unit: int) -> Slot:
     pack = struct.Struct(f"{3 + 2 * axes}q").pack_into
 
     def put(argument: Any, words: memoryview, at: int) -> None:
-        strides = (stride // unit for stride in argument._strides)
+        strides = (stride // unit for stride in argument.strides)
         pack(words, at, argument._ptr, argument._ptr, 0, *argument._shape, *strides)
 
     return Slot((_WORD,) * (3 + 2 * axes), put)

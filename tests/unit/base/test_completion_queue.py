@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from collections import deque
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -68,3 +70,35 @@ def test_what_a_failed_query_has_left_is_forgotten_with_the_rest(of_a_driver):
     queue.forget()
     gc.collect()  # the error's traceback
     assert all(each() is None for each in gone)
+
+
+def test_a_signals_handler_may_enter_more_while_empty_queues_are_taken_out():
+    queues = EventQueues(nullcontext())
+
+    class Queue(deque):
+        def __len__(self):
+            queues.setdefault(f"more {len(queues)}", deque([(1, 2)]))  # as a handler would, at the end of a turn
+            return super().__len__()
+
+    queues["empty"] = Queue()
+    queues["full"] = deque([(1, 2)])
+    queues.tidy()
+    assert "empty" not in queues
+    assert "full" in queues
+
+
+def test_what_was_found_meanwhile_is_given_out_again(of_a_driver):
+    """A query lets other threads run: one of them may take what was found until then."""
+    given = []
+
+    def query(event):
+        if len(given) == 0:
+            given.append(None)
+            given.extend(queue.completed())
+        return True
+
+    queue = of_a_driver(query)
+    for number in range(3):
+        queue.add("stream", 1, number)
+    found = queue.completed()
+    assert sorted([*given[1:], *found, *queue.completed()]) == [0, 1, 2]

@@ -12,6 +12,7 @@ from table_driver import NOT_READY, TableBackend
 import devmem as dm
 from devmem import _native
 from devmem._core.device.device import current_open_device
+from devmem._core.lifetime.page_locks import Segment
 from devmem._core.ordering import completions
 
 pytestmark = pytest.mark.skipif(_native.core is None, reason=_native.why)
@@ -258,3 +259,78 @@ def test_a_table_that_enqueues_nothing_leaves_copies_on_streams_to_python(backen
     assert called(backend)[-2:] == ["enqueue_up", "event_record"]  # the driver's method
     assert compiled() == before
     assert NOT_READY == 600
+
+
+@pytest.fixture
+def lock_pages(backend, array):
+    """Call it for pages far away to be in the table of locked ones."""
+    locks = current_open_device().page_locks
+    yield lambda: locks._replace_segments([Segment(0, 1, backend.driver, [])])
+    locks._replace_segments([])
+
+
+def during(backend, name, hook):
+    """Let a function of the table call something while it is called."""
+    before = backend.driver.saw
+
+    def saw(called, *details):
+        if called == name:
+            hook()
+        return before(called, *details)
+
+    backend.driver.saw = saw
+
+
+@pytest.mark.parametrize("name", ["enqueue_up", "enqueue_down"])
+def test_a_stream_is_waited_for_where_pages_were_locked_meanwhile(backend, array, stream, lock_pages, name):
+    """The driver may use them when it has returned: the caller was promised that a pageable source was read."""
+    during(backend, name, lock_pages)
+    (array.copy_to_device if name == "enqueue_up" else array.copy_to_host)(np.zeros(16), stream)
+    assert called(backend)[:3] == [name, "event_record", "synchronize"]
+
+
+def test_pages_that_are_locked_before_the_copy_are_pythons(backend, array, stream, lock_pages):
+    class Host(np.ndarray):
+        def __del__(self):
+            lock_pages()
+
+    before = compiled()
+    backend.driver.running.add(True)
+    current_open_device().completions.keep_until_complete(stream, np.zeros(2).view(Host))
+    backend.driver.running.clear()
+    array.copy_to_device(np.zeros(16), stream)  # lets go of that one first
+    assert current_open_device().page_locks.segments
+    assert compiled() == before
+
+
+def test_an_interrupt_of_the_wait_for_want_of_an_event_keeps_the_host_side(backend, array, stream):
+    host = np.zeros(16)
+    kept, before = weakref.ref(host), len(completions.leaked)
+    backend.driver.fail("event_record", 1, 5)
+
+    def interrupted(stream):
+        raise KeyboardInterrupt
+
+    backend.driver.stream_synchronize = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        array.copy_to_device(host, stream)
+    del backend.driver.stream_synchronize, completions.leaked[before:], host
+    gc.collect()
+    assert kept() is not None  # the core has kept it, whatever Python could note
+
+
+def test_a_payload_that_takes_the_spare_streams_away_as_it_ends(backend, array, stream):
+    """What the core looks at is still there when a finalizer has cleared the tables."""
+    spare = current_open_device().streams.spare
+
+    class Host(np.ndarray):
+        def __del__(self):
+            spare._kept.clear()
+            gc.collect()
+
+    dm.stream().close()
+    backend.driver.running.add(True)
+    current_open_device().completions.keep_until_complete(stream, np.zeros(2).view(Host))
+    backend.driver.running.clear()
+    assert not dm.stream().closed
+    assert not spare._kept

@@ -34,7 +34,9 @@ def compiled():
 
 
 @pytest.mark.parametrize("host", [MATRIX, CUBE], ids=["matrix", "cube"])
-@pytest.mark.parametrize("key", [0, 1, -1, -2, slice(1, 2), slice(None), slice(1, None), slice(None, None, -1)], ids=str)
+@pytest.mark.parametrize(
+    "key", [0, 1, -1, -2, slice(1, 2), slice(None), slice(1, None), slice(None, None, -1)], ids=str
+)
 def test_a_part_is_what_numpys_is(backend, host, key):
     array = dm.to_device(host)
     part, wanted = array[key], host[key]
