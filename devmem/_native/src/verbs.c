@@ -327,10 +327,11 @@ static PyObject *kept_behind(struct lane *lane, const struct allocation_state *b
     PyObject *number = Py_NewRef(PyList_GetItem(lane->passed, count - 1)), *event = NULL;
     if (PyList_SetSlice(lane->passed, count - 1, count, NULL) == 0) /* no Python has run: it is ours alone */
         event = PyObject_CallFunctionObjArgs(lane->recorded, number, NULL); /* from now on it goes back by itself */
-    PyObject *entry = event ? Py_BuildValue("(O(O))", event, host) : NULL;
+    PyObject *payload = event ? PyTuple_Pack(1, host) : NULL, *entry = payload ? PyTuple_Pack(2, event, payload) : NULL;
     work->event = event ? PyLong_AsUnsignedLongLong(number) : 0;
     Py_DECREF(number);
     Py_XDECREF(event);
+    Py_XDECREF(payload);
     bool used = block->home == stream || (others(block) && PyDict_Contains(block->streams, stream) == 1);
     if (entry && (!used || !is_own_stream(lane, stream, &work->on)))
         Py_CLEAR(entry);
