@@ -162,9 +162,6 @@ class Cuda:
     def patch_give_back(self, patch: pytest.MonkeyPatch) -> None:
         for function in self.give_back:
             patch.setattr(self.cu, function, gives_back_anyway(getattr(self.cu, function)))
-        # The one of them that the backend took from the binding when it was imported.
-        memory = importlib.import_module("devmem.backends.cuda.memory")
-        patch.setattr(memory, "_free_async", gives_back_anyway(memory._free_async))
 
     def free_behind(self, address: int) -> None:
         assert not self.cu.cuMemFree(address)[0]

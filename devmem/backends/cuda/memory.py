@@ -17,7 +17,6 @@ from ...toolkit.memory import IPC_HANDLE_BYTES, MemoryPool
 from ...toolkit.numa import near_node
 from ...toolkit.vendor_functions import INVALID_VALUE
 from ...toolkit.virtual import VirtualMemory
-from .binding import code_of
 
 #: Flags of cuMemHostAlloc and cuMemHostRegister, and of cuMemAllocManaged.
 PORTABLE, DEVICE_MAP, WRITE_COMBINED, READ_ONLY = 1, 2, 4, 8
@@ -30,7 +29,6 @@ _LOCATIONS = {
     PlaceKind.NUMA_NODE: cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA,
 }
 # Called as they are: a checked call would cost a frame in the verbs that are called most.
-_alloc_async, _free_async = cu.cuMemAllocFromPoolAsync, cu.cuMemFreeAsync
 _flags, _attribute = cu.cuMemHostGetFlags, cu.cuPointerGetAttribute
 MEMORY_TYPE = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
 
@@ -98,17 +96,7 @@ class Memory(VirtualMemory):
         return self._functions.MemImportFromShareableHandle(given, cu.CUmemAllocationHandleType(kind))
 
     def alloc_async(self, nbytes: int, stream: int) -> int:
-        try:
-            error, made = _alloc_async(nbytes, self._pool.handle, self._streams[stream])
-        except ValueError as unknown:
-            error, made = code_of(unknown), 0
-        if error:
-            if not nbytes:
-                return 0
-            self._errors.fail("cuMemAllocFromPoolAsync", int(error))
-        ptr = int(made)
-        self.blocks[ptr] = ptr
-        return ptr
+        return self._alloc_on(self._recorded.MemAllocFromPoolAsync, nbytes, stream, self._pool.handle)
 
     def alloc_shared(self, nbytes: int, stream: int) -> int:
         return self._alloc_on(self._recorded.MemAllocAsync, nbytes, stream)
@@ -123,17 +111,8 @@ class Memory(VirtualMemory):
         return self._take(self.blocks, give_back, make, nbytes, *pool, self._streams[stream])
 
     def free_async(self, ptr: int, nbytes: int, stream: int) -> None:
-        if not ptr:
-            return
-        on = self._streams[stream]
-        if ptr in self.blocks:
-            del self.blocks[ptr]  # first: another thread may be given the address at once
-        try:
-            (error,) = _free_async(ptr, on)
-        except ValueError as unknown:
-            error = code_of(unknown)
-        if error:
-            self._errors.fail("cuMemFreeAsync", int(error))
+        if ptr:
+            self._give(self.blocks, ptr, self._recorded.MemFreeAsync, self._streams[stream])
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes; memory that any pool of the process keeps counts as used."""

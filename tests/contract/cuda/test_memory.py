@@ -199,6 +199,32 @@ def test_the_pool_goes_with_the_device(control: emulator.Control) -> None:
     assert control.calls()["cuMemPoolDestroy"] >= 1
 
 
+@emulated_only
+def test_what_an_interrupt_has_lost_is_given_back_to_a_context_that_is_shared(
+    control: emulator.Control, at_point: Callable[..., Any]
+) -> None:
+    """The context outlives the device where another library holds it, and destroying a pool frees none of its memory."""
+    dm.close()
+    ok(cu.cuDevicePrimaryCtxRetain(0))
+    try:
+        before = control.live()
+        folder = str(Path(dm.__file__).parent)
+        left, number = 0, 0
+        while not left:
+            number += 1
+            made: Any = CudaBackend().open(0)
+            token = made.enter()
+            with at_point(number, lambda code: code.co_filename.startswith(folder)) as point:
+                made.free_async(made.alloc_async(1000, LEGACY_STREAM), 1000, LEGACY_STREAM)
+            left = max(point.left, 0)
+            made.exit(token)
+            made.close()
+            assert control.live() == before, f"{number}: {point.where}"
+        assert number > 10
+    finally:
+        ok(cu.cuDevicePrimaryCtxRelease(0))
+
+
 @pytest.fixture
 def without_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device whose attribute says that it has no pools."""
